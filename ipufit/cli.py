@@ -86,7 +86,7 @@ def check(arguments: Sequence[str]) -> None:
 
         report = look_at_first_fit(
             options,
-            lambda model, of_fit: check_fit(model._calls, of_fit, is_spare=True),
+            lambda model, of_fit: check_fit(model._planner, of_fit, is_spare=True),
         )
     if options.json:
         sys.stdout.write(f"{report.as_json()}\n")
@@ -123,7 +123,7 @@ def plan(arguments: Sequence[str]) -> None:
     with _errors_told("plan"):
         model_plan: ModelPlan = look_at_first_fit(
             options,
-            lambda model, of_fit: model._calls.model_plan(
+            lambda model, of_fit: model._planner.model_plan(
                 of_fit, options.device, is_spare=True
             ),
         )
@@ -323,7 +323,8 @@ def look_at_first_fit(
     from .model import IPUModel
     from .model.arguments import FitArguments
 
-    program, outcome, fit = options.script, Future[Any](), IPUModel.fit
+    program, fit = options.script, IPUModel.fit
+    outcome: Future[Any] = Future()
     signature = inspect.signature(fit)
     is_script = options.is_module or ":" not in program or os.path.exists(program)
 

@@ -564,7 +564,7 @@ class IPUConfig:
             >>> config.resolved(model, torch.zeros(8, 4))
             IPUConfig(pipeline=['0', '2'])
         """
-        return model._calls.resolved(self, x) if self.has_open_stages else self
+        return model._planner.resolved(self, x) if self.has_open_stages else self
 
     @property
     def first_block(self) -> str | None:

@@ -15,7 +15,7 @@ KEYWORDS = {
     "changelog": ["changelog", "release notes", "breaking changes"],
     "concepts/batch": ["batch size", "micro-batch"],
     "concepts/calls": ["device iterations", "steps per execution"],
-    "concepts/limits": ["limitations", "unsupported"],
+    "concepts/limits": ["limitations", "unsupported", "derivative", "pinn"],
     "glossary": ["glossary", "terms"],
     "how-to/callbacks": ["callbacks", "verbose", "progress bar", "early stopping"],
     "how-to/check": ["check", "unsupported operator"],

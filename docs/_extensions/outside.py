@@ -2,8 +2,8 @@
 """Pages that are made of files outside docs: the gallery, and the changelog.
 
 The gallery has a card for each example, and a page with its description and code. Both
-are made of `examples/README.md`, where each script has a row of the table, and a section
-with its description and picture.
+are made of `examples/README.md`, where each script has a row of the table, and a
+section with its description and picture.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def gallery(readme: str) -> str:
     page = re.sub(r"(?:^\|.*\n)+\n", "", readme, flags=re.M)
     page = re.sub(r"^## (.+)\n\n(###.+?)(?=^## |\Z)", grid, page, flags=re.M | re.S)
     pages = "\n".join(f"examples/{name}" for name in titles)
-    return f"{with_links(page, FOLDER, DOCS)}\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
+    tree = f"```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
+    return f"{with_links(page, FOLDER, DOCS)}\n{tree}"
 
 
 def script_page(name: str, title: str, description: str) -> str:

@@ -383,6 +383,9 @@ class TrainingColumns:
             all processes in it.
         """
         structure, division, is_real = self.structure, self._division, None
+        is_complete = not (structure.is_padded or structure.ignored)
+        if is_complete and self._class_weights is None and self._mixed_rows is None:
+            return batch, None
         parts, num_masked = self._source.structure.named(batch), None
         if self._class_weights is not None:
             weights = self._class_weights.of(parts.targets[0])

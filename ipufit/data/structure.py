@@ -123,12 +123,15 @@ class SampleStructure:
 
     def named(self, tensors: Iterable[Any]) -> Batch:
         """Name the tensors of a batch, which may lack those from the targets on."""
-        counts = (
+        rest = iter(tensors)
+        return Batch(*([*itertools.islice(rest, n)] for n in self._num_of_each_part))
+
+    @cached_property
+    def _num_of_each_part(self) -> tuple[int, ...]:
+        return (
             *(part.num_leaves for part in self.parts),
             *(int(self.is_padded), int(bool(self.ignored)), int(self.is_mixed)),
         )
-        rest = iter(tensors)
-        return Batch(*([*itertools.islice(rest, count)] for count in counts))
 
     @property
     def has_targets(self) -> bool:
@@ -198,8 +201,7 @@ class SampleStructure:
 
     def tensors_of_labels(self, tensors: Sequence[Any]) -> list[Any]:
         """Take targets and weights from the tensors of a batch, without nesting."""
-        batch = self.named(tensors)
-        return [*map(self._joined, (*batch.targets, *batch.weights))]
+        return [*map(self._joined, tensors[self.num_inputs : self.num_given])]
 
     def labels(self, tensors: Sequence[Any]) -> Labels:
         """Take targets, weights, shares and counts from the tensors of a batch."""

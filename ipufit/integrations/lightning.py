@@ -109,7 +109,7 @@ class LightningModel(IPUModel):
             )
         self.detach()
         tester = copy.copy(self)
-        compiled = self._calls.require_compiled().arguments
+        compiled = self._planner.require_compiled().arguments
         arguments = {**compiled, "validation_step": step}
         IPUModel.compile(tester, **arguments)
         try:

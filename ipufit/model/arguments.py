@@ -278,18 +278,7 @@ def require_targets(
 def names_in_logs(
     names: Sequence[str], validated: Sequence[tuple[str, set[str]]]
 ) -> set[str]:
-    """Return the names of an epoch's logs; arguments as in the check of names."""
-    losses = {name for name in names if name.endswith("_loss")}  # of several outputs
-    return {
-        *names,
-        *(f"val_{part}{name}" for part, seen in validated for name in seen | losses),
-    }
-
-
-def refuse_names_of_validation(
-    names: Sequence[str], validated: Sequence[tuple[str, set[str]]]
-) -> None:
-    """Refuse metrics with the name of another one of a validation.
+    """Return the names in an epoch's logs; refuse a name that two metrics would have.
 
     Args:
         names: Names of the training's metrics.
@@ -305,19 +294,19 @@ def refuse_names_of_validation(
                 f"The training reports {name!r}, and fit() puts val_ in front of the "
                 "metrics of validation_data. Give the scalar or metric another name."
             )
-    sets_of: dict[str, str] = {}
+    in_logs, set_of = set(names), dict.fromkeys(names, "the training")
     for prefix, metrics in validated:
         for metric in sorted(metrics.union(names)):
-            name, other = prefix + metric, sets_of.get(prefix + metric)
-            if prefix and name in names:
-                other = "the training"
-            if other is not None:
+            name, this = prefix + metric, f"validation_data[{prefix[:-1]!r}]"
+            if prefix and name in set_of:
                 raise ConfigError(
-                    f"{metric!r} of validation_data[{prefix[:-1]!r}] would be called "
-                    f"'val_{name}', like a metric of {other}. Give the set another "
-                    "name."
+                    f"{metric!r} of {this} would be called 'val_{name}', like a metric "
+                    f"of {set_of[name]}. Give the set another name."
                 )
-            sets_of[name] = f"validation_data[{prefix[:-1]!r}]"
+            set_of.setdefault(name, this)
+            if metric in metrics or metric.endswith("_loss"):  # of several outputs
+                in_logs.add(f"val_{name}")
+    return in_logs
 
 
 def with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig:

@@ -122,16 +122,16 @@ def benchmark(
     check_whole("calls", calls, least=1)
     check_whole("repeats", repeats, least=1)
     check_whole("warmup", warmup)
-    is_training, loading = mode == _MODES[0], model._calls.loading
+    is_training, loading = mode == _MODES[0], model._planner.loading
     if is_training:
-        model._calls.require_compiled()
+        model._planner.require_compiled()
     with HostRandomState(generators_of(x) if is_stream(x) else ()):
         if is_training:
             source = as_source(x, y, **loading)
         else:
             source = model._inputs(x, column_names(y) or ())
         copied = independent_copy(model, "benchmark()")
-        planner: CallPlanner = copied._calls
+        planner: CallPlanner = copied._planner
 
         def planned(source: Source, fitted: FitArguments) -> Training | Inference:
             if is_training:

@@ -106,12 +106,12 @@ def _executables(folder: Any) -> set[str]:
 
 
 def build_fit(
-    calls: CallPlanner, arguments: FitArguments, display: ProgressDisplay
+    planner: CallPlanner, arguments: FitArguments, display: ProgressDisplay
 ) -> Build:
     """Compile the programs of a `fit` to come, of `evaluate` and of `predict`.
 
     Args:
-        calls: Plans the calls of the model.
+        planner: Plans the calls of the model.
         arguments: Arguments of the `fit`.
         display: Shows what is compiled.
 
@@ -119,37 +119,37 @@ def build_fit(
         DataError: Data that can't be used, or a generator, which would lose its first
             batch.
     """
-    source = example_of(*arguments.data, is_whole=arguments.pads, **calls.loading)
-    calls.settle(source)
-    before = HostRandomState()
+    source = example_of(*arguments.data, is_whole=arguments.pads, **planner.loading)
+    planner.settle(source)
+    training, settings = None, planner.settings
     try:
-        training, settings = None, calls.settings
-        if settings is not None and (
-            settings.objective.owns_loss or source.structure.has_targets
-        ):
-            training = calls.training(source, arguments)
-        programs: dict[object, Training | Inference] = {}
-        for inference in _inference_programs(calls, source, arguments, training):
-            left_over = tuple(getattr(inference, "left_over", ()))
-            key = inference.computation, inference.plan, left_over
-            programs.setdefault(key, inference)
-        if training is not None:
-            programs[training] = training
-        prepared = []
-        for program in programs.values():
-            try:
-                prepared.append(built(program, display))
-            except NoForwardError:
-                is_called = isinstance(program, Training) or program.computation.step
-                if training is None or is_called:
-                    raise  # else only its steps are used
-        return Build(tuple(prepared))
+        with HostRandomState():
+            if settings is not None and (
+                settings.objective.owns_loss or source.structure.has_targets
+            ):
+                training = planner.training(source, arguments)
+            programs: dict[object, Training | Inference] = {}
+            for inference in _inference_programs(planner, source, arguments, training):
+                left_over = tuple(getattr(inference, "left_over", ()))
+                key = inference.computation, inference.plan, left_over
+                programs.setdefault(key, inference)
+            if training is not None:
+                programs[training] = training
+            prepared = []
+            for program in programs.values():
+                try:
+                    prepared.append(built(program, display))
+                except NoForwardError:
+                    is_called = (
+                        isinstance(program, Training) or program.computation.step
+                    )
+                    if training is None or is_called:
+                        raise  # else only its steps are used
+            return Build(tuple(prepared))
     except BaseException:
         with exchanges_off():  # other processes are elsewhere
-            do_all([calls.executors.detach], is_failing=True)
+            do_all([planner.executors.detach], is_failing=True)
         raise
-    finally:
-        before.put_back()
 
 
 def build_offline(model: Any, arguments: FitArguments, cache_dir: str) -> Build:
@@ -160,7 +160,7 @@ def build_offline(model: Any, arguments: FitArguments, cache_dir: str) -> Build:
         arguments: Arguments of the `fit`.
         cache_dir: Directory for the executables, if the config has none.
     """
-    planner: CallPlanner = model._calls
+    planner: CallPlanner = model._planner
     planner.compile_offline(cache_dir)
     if planner.settings is not None:
         model.compile(**planner.settings.arguments)
@@ -168,7 +168,7 @@ def build_offline(model: Any, arguments: FitArguments, cache_dir: str) -> Build:
 
 
 def _inference_programs(
-    calls: CallPlanner,
+    planner: CallPlanner,
     source: Source,
     arguments: FitArguments,
     training: Training | None,
@@ -178,13 +178,13 @@ def _inference_programs(
     split, count = arguments.validation_split, source.num_certain
     if arguments.validation_data is not None:
         x, y, _ = arguments.data
-        sets = validation_sources(arguments.validation_data, y, x, **calls.loading)
+        sets = validation_sources(arguments.validation_data, y, x, **planner.loading)
     elif count is not None and split:
         num_validated = count - num_trained_on(count, split)
     if training is None:
         sizes = InferenceArguments(arguments.batch_size)
         for data in sets.values():
-            yield calls.inference(data, calls.predicted, "predict", sizes)
+            yield planner.inference(data, planner.predicted, "predict", sizes)
         return
     usual = InferenceArguments()
     for data in sets.values():
@@ -200,6 +200,6 @@ def _inference_programs(
             max_rows=num_validated,
         )
         for sizes in (of_validation, usual):
-            yield calls.inference(data, objective.evaluated, "test", sizes, metrics)
+            yield planner.inference(data, objective.evaluated, "test", sizes, metrics)
     for data in sets.values():
-        yield calls.inference(data, calls.predicted, "predict", usual)
+        yield planner.inference(data, planner.predicted, "predict", usual)

@@ -263,7 +263,7 @@ class _Twins:
         self.structure, self.leaves = source.structure, list(leaves)
         self.wide = [t.float() if t.is_floating_point() else t for t in leaves]
         self.notes: list[str] = []
-        config, settings = model._calls.given_config, model._calls.settings
+        config, settings = model._planner.given_config, model._planner.settings
         if settings is not None and settings.mixing is not None:
             self.notes.append("Samples aren't mixed, though compile() got augment.")
         options = config.training_options
@@ -293,8 +293,8 @@ class _Twins:
         if dropouts:
             names = ", ".join(name for name, _ in dropouts)
             self.notes.append(f"Dropout layers are off: {names}.")
-        self.device._calls.settle(source)
-        settings = self.device._calls.settings
+        self.device._planner.settle(source)
+        settings = self.device._planner.settings
         losses = () if settings is None else settings.objective.modules
         self.device._executors.begin_alike(losses)
         self.host = deep_copied(module).float()
@@ -310,7 +310,7 @@ class _Twins:
     def outputs(self) -> list[Difference]:
         """Compare the outputs in eval mode."""
         try:
-            outputs = self._on_host(self.host, self.device._calls.predicted)
+            outputs = self._on_host(self.host, self.device._planner.predicted)
         except NoForwardError:
             self.notes.append(
                 "No outputs: there is neither a forward nor a predict_step."
@@ -326,14 +326,14 @@ class _Twins:
         _return_layers(module)
         _return_layers(host)
         outputs = self._on_host(host, Computation(owns_loss=False))
-        bare = IPUModel(module, dataclasses.replace(self.device._calls.given_config))
+        bare = IPUModel(module, self.device._planner.given_config)
         on_device = bare.predict_on_batch(self.structure.nested(self.leaves))
         bare.detach()
         return _differences("layer", outputs, on_device)
 
     def update(self) -> list[Difference]:
         """Compare the loss and the gradients of an update."""
-        device, settings = self.device, self.device._calls.settings
+        device, settings = self.device, self.device._planner.settings
         owns_loss = settings is not None and settings.objective.owns_loss
         if settings is None or not (owns_loss or self.structure.has_targets):
             self.notes.append(
@@ -363,7 +363,7 @@ class _Twins:
                 "No gradients: the loss scaling is automatic, and unknown here."
             )
             gradients = {}
-        training = device._calls.training(
+        training = device._planner.training(
             self._source(self.leaves),
             FitArguments(batch_size=rows, shuffle=False, updates=1),
             watched=list(gradients),

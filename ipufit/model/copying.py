@@ -33,7 +33,7 @@ def state_of(model: Any, own_names: Collection[str]) -> dict[str, Any]:
         own_names: Attributes of every `IPUModel`; others are a subclass's.
     """
     model._executors.fetch_weights()
-    settings, average = model._calls.settings, model.weight_average
+    settings, average = model._planner.settings, model.weight_average
     is_swapped = average is not None and average.is_swapped
     trained = None
     if settings is not None and not host_calls.lazy_layers(model.module):
@@ -51,12 +51,12 @@ def state_of(model: Any, own_names: Collection[str]) -> dict[str, Any]:
     parameters = [parameter for group in groups for parameter in group["params"]]
     return {
         "module": model.module,
-        "config": model._calls.given_config,
+        "config": model._planner.given_config,
         "arguments": None if settings is None else dict(settings.arguments),
         "counterparts": model._counterparts.among(parameters),
         "trained": trained,
         "is_swapped": is_swapped,
-        "data": (model._target_columns, model._columns, model._calls.num_passes),
+        "data": (model._target_columns, model._columns, model._planner.num_passes),
         "attributes": {n: v for n, v in vars(model).items() if n not in own_names},
     }
 
@@ -76,7 +76,7 @@ def unshare(state: Mapping[str, Any]) -> None:
 
 def continue_from(model: Any, state: Mapping[str, Any]) -> None:
     """Give a new model of a state's module and config the rest of the state."""
-    model._target_columns, model._columns, model._calls.num_passes = state["data"]
+    model._target_columns, model._columns, model._planner.num_passes = state["data"]
     vars(model).update(state["attributes"])
     model._counterparts = Counterparts(state["counterparts"])
     if state["arguments"] is None:

@@ -88,27 +88,20 @@ def export(
     def write() -> dict[str, Any]:
         with HostRandomState():
             plan = plan_of_pass(planner.module, config, size)
-            return _write_program(
-                planner.module, config, source, plan, path, with_module=with_module
-            )
+            executor, about = _compiled(planner.module, config, source, plan)
+            try:
+                about.update(_saved(executor, about, Path(path), with_module))
+            finally:
+                executor.destroy()
+        return about
 
     return files.written_by_one(write)
 
 
-def _write_program(
-    module: torch.nn.Module,
-    config: IPUConfig,
-    source: Source,
-    plan: BatchPlan,
-    path: PathLike,
-    with_module: bool,
-) -> dict[str, Any]:
-    """Compile a copy of a module by itself for one process, and write it to a file.
-
-    Returns:
-        The description, which is written beside the file. A process that is killed in
-        between leaves the old two, the new two, or a file without a description.
-    """
+def _compiled(
+    module: torch.nn.Module, config: IPUConfig, source: Source, plan: BatchPlan
+) -> tuple[poptorch.PoplarExecutor, dict[str, Any]]:
+    """Compile a copy of a module by itself for one process, and describe its calls."""
     module = deep_copied(module).eval()
     options = config.build_inference_options(plan).clone()
     display = make_progress(1)
@@ -123,66 +116,73 @@ def _write_program(
     by_place, by_name = arguments_of(inputs)
     parameters = inspect.signature(module.forward).parameters
     executor = poptorch.inferenceModel(module, options=options)
-    seen: list[Any] = []
+    results: list[Any] = []
     without_values = partial(torch.empty_like, device="meta")
     handle = module.register_forward_hook(
-        lambda _, __, outputs: seen.append(map_tensors(without_values, outputs))
+        lambda _, __, outputs: results.append(map_tensors(without_values, outputs))
     )
     try:
         with failures_explained(module, inputs), display.compiling("exported"):
             executor.compile(*by_place, **by_name)
     finally:
         handle.remove()
-    outputs = named_outputs(seen[-1])
-    about: dict[str, Any] = {
+    outputs, times = named_outputs(results[-1]), plan.micro_batches_per_call
+    return executor, {
         "module": type(module).__name__,
         "samples_per_call": plan.samples_per_call,
         "inputs": _described({**dict(zip(parameters, by_place)), **by_name}, 1),
-        "outputs": _described(
-            {"output": seen[-1]} if outputs is None else outputs,
-            plan.micro_batches_per_call,
-        ),
+        "outputs": _described(outputs or {"output": results[-1]}, times),
         "versions": {
             "ipufit": __version__,
             "poptorch": str(poptorch.__version__),
             "torch": str(torch.__version__),
         },
     }
-    target = Path(path)
+
+
+def _saved(
+    executor: poptorch.PoplarExecutor,
+    about: dict[str, Any],
+    target: Path,
+    with_module: bool,
+) -> dict[str, Any]:
+    """Write a program to a file, and the description beside it.
+
+    A process that is killed in between leaves the old two, the new two, or a file
+    without a description.
+
+    Returns:
+        Size and SHA-256 of the file, which the description has, too.
+    """
     if target.is_dir():
         target /= _NAME_IN_FOLDER
     description = target.with_name(f"{target.name}.json")
-    try:
-        with file_errors("can't be written", target):
-            make_folder(target.parent)
-            with open_folder(target.parent) as folder:
-                name = target.name
-                private = draft(folder, name, 0o700)
-                with private as (directory, inner):
-                    try:  # wherever the directory is by now
-                        executor.save(f"/dev/fd/{inner}/program", with_module)
-                    except (OSError, poptorch.Error, IpufitError):
-                        raise
-                    except Exception as error:  # a user's object may raise anything
-                        raise UnsupportedError(
-                            f"{type(module).__name__} can't be pickled: {error}. "
-                            "Functions and classes have to be defined at the top of a "
-                            "module; or give with_module=False, and load the file with "
-                            "loadExecutable. A strategy of PopTorch's with named "
-                            "stages can't be saved at all."
-                        ) from error
-                    about["bytes"], about["sha256"] = sync_file("program", inner)
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(description.name, dir_fd=folder)  # the old one
-                    os.rename(
-                        "program", target.name, src_dir_fd=inner, dst_dir_fd=folder
-                    )
-                    os.rmdir(directory, dir_fd=folder)
-                    os.fsync(folder)
-            replace_file(description, [json.dumps(about, indent=2).encode() + b"\n"])
-    finally:
-        executor.destroy()
-    return about
+    with file_errors("can't be written", target):
+        make_folder(target.parent)
+        with open_folder(target.parent) as folder, draft(
+            folder, target.name, 0o700
+        ) as (directory, inner):
+            try:  # wherever the directory is by now
+                executor.save(f"/dev/fd/{inner}/program", with_module)
+            except (OSError, poptorch.Error, IpufitError):
+                raise
+            except Exception as error:  # a user's object may raise anything
+                raise UnsupportedError(
+                    f"{about['module']} can't be pickled: {error}. Functions and "
+                    "classes have to be defined at the top of a module; or give "
+                    "with_module=False, and load the file with loadExecutable. A "
+                    "strategy of PopTorch's with named stages can't be saved at all."
+                ) from error
+            size, digest = sync_file("program", inner)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(description.name, dir_fd=folder)  # the old one
+            os.rename("program", target.name, src_dir_fd=inner, dst_dir_fd=folder)
+            os.rmdir(directory, dir_fd=folder)
+            os.fsync(folder)
+        of_file = {"bytes": size, "sha256": digest}
+        text = json.dumps({**about, **of_file}, indent=2)
+        replace_file(description, [text.encode() + b"\n"])
+    return of_file
 
 
 def _begin_blocks(

@@ -93,7 +93,6 @@ from .arguments import (
     check_augmentation,
     common_samples,
     names_in_logs,
-    refuse_names_of_validation,
     resolve_steps,
     with_steps,
 )
@@ -170,7 +169,7 @@ class IPUModel:
     history: History | None
     _counterparts: Counterparts
     _executors: Executors
-    _calls: CallPlanner
+    _planner: CallPlanner
     _runs: Runs
     _batch_loop: Optimization | None  # None if a fit came since: schedules begin anew
     # Facts about the data of the last runs.
@@ -204,7 +203,9 @@ class IPUModel:
             configure(process)  # for datasets that ask, and files
         self.processes = Processes(process)
         self._executors = Executors(self.module, config, self.processes)
-        self._calls = CallPlanner(self.module, config, self._executors, self.processes)
+        self._planner = CallPlanner(
+            self.module, config, self._executors, self.processes
+        )
         self._runs = Runs(self._executors, self.processes)
         self._batch_loop = None
         self._target_columns = ()
@@ -213,7 +214,7 @@ class IPUModel:
     @property
     def config(self) -> IPUConfig:
         """The layout, with what `compile` and the data have added to it."""
-        return self._calls.config
+        return self._planner.config
 
     # Keras's methods ------------------------------------------------------------------
 
@@ -318,7 +319,7 @@ class IPUModel:
                 "loss and the optimizer that it began with. Compile before or after. "
                 "Learning rates may change meanwhile: model.optimizer.learning_rate."
             )
-        config = with_steps(self._calls.given_config, steps_per_execution)
+        config = with_steps(self._planner.given_config, steps_per_execution)
         steps = resolve_steps(self, step, validation_step, predict_step)
         for name in ("loss", "loss_weights"):
             if steps is not None and arguments[name] is not None:
@@ -353,7 +354,7 @@ class IPUModel:
             mixing=augment,
             arguments=arguments,
         )
-        self._calls.compile(config, settings)
+        self._planner.compile(config, settings)
         self._executors.drop_incomplete()
 
     def fit(
@@ -470,13 +471,13 @@ class IPUModel:
             validation_updates=validation_updates,
             drop_last=drop_last,
         )
-        plan = plan_fit(self._calls, arguments, resume)
+        plan = plan_fit(self._planner, arguments, resume)
         training, validations = plan.training, plan.validations
         batches, optimization = training.batches, training.optimization
         source, updates = batches.source, training.plan.device_iterations
         self._target_columns, self._columns = column_names(y) or (), source.columns
         left_out = batches.num_dropped, batches.num_empty_updates
-        self._calls.warn_of_tail(training)
+        self._planner.warn_of_tail(training)
 
         # The run: programs, then epochs of calls.
         to_come, checkpoint = plan.epochs, plan.checkpoint
@@ -497,8 +498,8 @@ class IPUModel:
         others_out = held_directories(callbacks)
         resuming = contextlib.ExitStack()
         with others_out, running as (hooks, display), fitting, resuming:
-            self._calls.last_source = source
-            self._calls.trained_rows = training.plan.micro_batch_size
+            self._planner.last_source = source
+            self._planner.trained_rows = training.plan.micro_batch_size
             snapshot = Snapshot(training, hooks, run, plan.validated, plan.settings)
             if checkpoint is not None:
                 resuming.enter_context(snapshot.trained.kept_on_error())
@@ -513,10 +514,8 @@ class IPUModel:
                 validations.prepare(display)
                 training.prepare(display)
                 run.directions.update(validations.directions(training.metrics))
-                names = training.metrics.names
-                refuse_names_of_validation(names, validations.names())
-                if not hooks.adds_names():
-                    run.names = names_in_logs(names, validations.names())
+                names = names_in_logs(training.metrics.names, validations.names())
+                run.names = None if hooks.adds_names() else names
                 self.history, self._runs.snapshot = history, snapshot
                 hooks.on_train_begin({})
                 with ended_in_order(training, hooks, run):
@@ -551,14 +550,14 @@ class IPUModel:
                     self._executors.share_buffers()
                 hooks.on_train_end(dict(run.logs))
             finally:
-                self._calls.count_passes(batches)
+                self._planner.count_passes(batches)
                 self._runs.snapshot = None
                 batches.close()
                 validations.close()
         if (batches.num_dropped, batches.num_empty_updates) != left_out:
             # Only the end of a stream tells how many samples don't fill a call.
             history.dropped_samples = batches.num_dropped or 0
-            self._calls.warn_of_tail(training)
+            self._planner.warn_of_tail(training)
         return history
 
     def evaluate(
@@ -597,9 +596,9 @@ class IPUModel:
         """
         self._runs.refuse_other_thread()
         check_flags(return_dict=return_dict)
-        self._calls.require_compiled()
+        self._planner.require_compiled()
         source = as_source(
-            x, y, sample_weight, columns=self._columns, **self._calls.loading
+            x, y, sample_weight, columns=self._columns, **self._planner.loading
         )
         self._target_columns = column_names(y) or ()
         samples = common_samples(source)
@@ -607,13 +606,13 @@ class IPUModel:
             "evaluate", samples=samples, batch_size=batch_size, steps=steps
         )
         arguments = InferenceArguments(batch_size, steps, callbacks)
-        test = self._calls.evaluation(source, arguments)
+        test = self._planner.evaluation(source, arguments)
         run = RunState(params={"verbose": verbose, **_params(test.batches)})
         run.coverage = warn_of_coverage(test.options, test.plan, "evaluate")
         with self._runs.running(self, run, callbacks, verbose) as (hooks, display):
-            self._calls.last_source = source
+            self._planner.last_source = source
             try:
-                with self._calls.naming_rows_of_fit(test):
+                with self._planner.naming_rows_of_fit(test):
                     test.prepare(display)
                     test.run(hooks, run)
             finally:
@@ -665,7 +664,7 @@ class IPUModel:
             "predict", samples=samples, batch_size=batch_size, steps=steps
         )
         arguments = InferenceArguments(batch_size, steps, callbacks, is_open=not stream)
-        plan = self._calls.prediction(source, arguments)
+        plan = self._planner.prediction(source, arguments)
         parts = self._predicted(plan, callbacks, verbose)
         if not stream:
             return self._whole_outputs(plan, parts)
@@ -719,7 +718,7 @@ class IPUModel:
             ['loss']
         """
         check_flags(return_dict=return_dict)
-        optimization = self._calls.require_compiled().optimization
+        optimization = self._planner.require_compiled().optimization
         source = as_batch(x, y, sample_weight)
         self._columns = source.columns
         options = self.config.training_options
@@ -738,7 +737,7 @@ class IPUModel:
             batch_size=size, shuffle=False, class_weight=class_weight, updates=updates
         )
         # Passes are numbered by updates, so that no batch draws alike.
-        training = self._calls.training(source, arguments, optimization.num_updates)
+        training = self._planner.training(source, arguments, optimization.num_updates)
         self._require_ipus()
         is_in_fit = (
             self._runs.snapshot is not None
@@ -756,7 +755,7 @@ class IPUModel:
                 if is_in_fit:
                     optimization.num_updates += updates
         training.metrics.gather()
-        self._calls.last_source = source
+        self._planner.last_source = source
         return _as_asked(training.metrics, return_dict)
 
     def test_on_batch(
@@ -784,10 +783,10 @@ class IPUModel:
             DataError: Data that can't be used.
         """
         check_flags(return_dict=return_dict)
-        self._calls.require_compiled()
+        self._planner.require_compiled()
         source = as_batch(x, y, sample_weight, columns=self._columns)
         self.processes.require_same("test_on_batch", samples=source.num_samples)
-        test = self._calls.evaluation(source, InferenceArguments(is_single=True))
+        test = self._planner.evaluation(source, InferenceArguments(is_single=True))
         self._require_ipus()
         test.prepare(Notes())
         test.run(CallbackList(None), RunState(processes=self.processes))
@@ -807,7 +806,7 @@ class IPUModel:
         """
         source = as_batch(x, left_out=self._target_columns, columns=self._columns)
         self.processes.require_same("predict_on_batch", samples=source.num_samples)
-        plan = self._calls.prediction(source, InferenceArguments(is_single=True))
+        plan = self._planner.prediction(source, InferenceArguments(is_single=True))
         return self._whole_outputs(plan, self._predicted(plan))
 
     def batch_plan(
@@ -865,7 +864,7 @@ class IPUModel:
             steps_per_epoch=steps_per_epoch,
             drop_last=drop_last,
         )
-        return self._calls.epoch_plan(arguments)[1]
+        return self._planner.epoch_plan(arguments)[1]
 
     def plan(
         self,
@@ -933,7 +932,7 @@ class IPUModel:
             steps_per_epoch=steps_per_epoch,
             drop_last=drop_last,
         )
-        return self._calls.model_plan(arguments, device)
+        return self._planner.model_plan(arguments, device)
 
     def build(
         self,
@@ -1029,7 +1028,7 @@ class IPUModel:
             drop_last=drop_last,
         )
         display = make_progress(verbose if self.processes.is_first else 0)
-        return build_fit(self._calls, arguments, display)
+        return build_fit(self._planner, arguments, display)
 
     def check(
         self,
@@ -1102,7 +1101,7 @@ class IPUModel:
             validation_updates=validation_updates,
             drop_last=drop_last,
         )
-        return check_fit(self._calls, arguments)
+        return check_fit(self._planner, arguments)
 
     def benchmark(
         self,
@@ -1198,7 +1197,7 @@ class IPUModel:
         from .summary import summarize_inputs  # few processes ask for it
 
         self._executors.fetch_weights()
-        summary = summarize_inputs(self._calls, x)
+        summary = summarize_inputs(self._planner, x)
         say(str(summary))
         return summary
 
@@ -1208,7 +1207,7 @@ class IPUModel:
         Loss and metrics of its epoch or evaluation are then those of later batches, and
         0 if there are none, as in Keras. Each epoch and evaluation begins so anyway.
         """
-        self._calls.require_compiled()
+        self._planner.require_compiled()
         if self._runs.innermost.metrics is not None:
             self._runs.innermost.metrics.forget()
 
@@ -1496,7 +1495,7 @@ class IPUModel:
         """
         from .exporting import export  # few processes ask for it
 
-        return export(self._calls, path, x, batch_size, with_module=with_module)
+        return export(self._planner, path, x, batch_size, with_module=with_module)
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients of the last call, for a callback that watches them.
@@ -1523,25 +1522,27 @@ class IPUModel:
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The `poptorch.optim` optimizer that trains; None before `compile`."""
-        settings = self._calls.settings
+        settings = self._planner.settings
         return None if settings is None else settings.optimization.optimizer
 
     @property
     def has_lr_schedule(self) -> bool:
         """Whether a schedule sets the learning rates, so that callbacks must not."""
-        settings = self._calls.settings
+        settings = self._planner.settings
         return settings is not None and settings.optimization.has_schedule
 
     @property
     def num_updates(self) -> int:
         """Number of weight updates since `compile`."""
-        settings = self._calls.settings
+        settings = self._planner.settings
         return 0 if settings is None else settings.optimization.num_updates
 
     @property
     def weight_average(self) -> WeightAverage | None:
         """The average of the weights (`ema_momentum`); None without one."""
-        return None if self._calls.settings is None else self._calls.settings.average
+        return (
+            None if self._planner.settings is None else self._planner.settings.average
+        )
 
     @property
     def stop_training(self) -> bool:
@@ -1575,7 +1576,7 @@ class IPUModel:
 
     def __repr__(self) -> str:
         """Describe the module, the layout, and the settings of `compile`."""
-        settings, compiled = self._calls.settings, "not compiled"
+        settings, compiled = self._planner.settings, "not compiled"
         if settings is not None:
             objective = settings.objective
             losses = ", ".join(loss.name for _, loss in objective.losses)
@@ -1640,7 +1641,7 @@ class IPUModel:
             inputs_only=True,
             left_out=left_out,
             columns=self._columns,
-            **self._calls.loading,
+            **self._planner.loading,
         )
 
     def _require_ipus(self) -> None:
@@ -1650,7 +1651,7 @@ class IPUModel:
             ConfigError: The config is offline, or another thread runs the model.
         """
         self._runs.refuse_other_thread()
-        if self.config.offline:
+        if self._planner.config.offline:
             raise ConfigError(
                 "The config has offline=True, so that programs are compiled and can't "
                 "be run. model.build(x, y) compiles them here, and cache_dir= keeps "
@@ -1672,7 +1673,7 @@ class IPUModel:
 
     def _trained_state(self) -> TrainedState:
         """Return the parts of a compiled model that training changes."""
-        settings = self._calls.require_compiled()
+        settings = self._planner.require_compiled()
         return TrainedState(self._executors, settings.optimization, settings.average)
 
     # Runs -----------------------------------------------------------------------------
@@ -1684,9 +1685,9 @@ class IPUModel:
         batches = plan.batches
         run = RunState(params={"verbose": verbose, **_params(batches)})
         with self._runs.running(self, run, callbacks, verbose) as (hooks, display):
-            self._calls.last_source = batches.source
+            self._planner.last_source = batches.source
             try:
-                with self._calls.naming_rows_of_fit(plan):
+                with self._planner.naming_rows_of_fit(plan):
                     plan.prepare(display)
                     for part in plan.outputs(hooks, run):
                         with self._runs.paused(hooks):

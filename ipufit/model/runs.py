@@ -50,7 +50,8 @@ class Runs:
 
     def refuse_other_thread(self) -> None:
         """Refuse a run beside that of another thread, before it draws or changes."""
-        if self.innermost.thread not in (None, threading.get_ident()):
+        thread = self._hooks[-1].run.thread if self._hooks else None
+        if thread not in (None, threading.get_ident()):
             raise ConfigError(
                 "Another thread is in fit, evaluate or predict of this model, which "
                 "has one program on its IPUs at a time. Call this from a callback of "

@@ -7,7 +7,7 @@ import io
 import textwrap
 from functools import partial
 from pathlib import Path
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Union
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, Union
 
 from rich import table as rich_table
 from rich.console import Console
@@ -27,36 +27,42 @@ _WIDE = 10_000  # columns of a text whose lines aren't broken
 _COLUMNS = 100  # of sentences
 
 
+Columns = Mapping[str, Callable[[Any], str]]
+"""The text of an item in each column, by the column's name."""
+
+
 class Table(NamedTuple):
     """Table of texts.
 
     Attributes:
         title: A few words.
-        header: Names of the columns.
-        rows: Texts, as many in each row as in the header.
+        columns: The columns.
+        items: An item for each row.
         caption: Sentences below it.
     """
 
     title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    columns: Columns
+    items: Sequence[Any]
     caption: str = ""
 
     def printed(self, console: Console) -> Iterator[Any]:
         """Yield columns, or a line for each row if the columns are too wide."""
-        widths = [max(map(len, cells)) for cells in zip(self.header, *self.rows)]
+        header = list(self.columns)
+        rows = [[text(item) for text in self.columns.values()] for item in self.items]
+        widths = [max(map(len, cells)) for cells in zip(header, *rows)]
         if sum(widths) + 2 * (len(widths) - 1) > console.width:
-            for name, *cells in self.rows:
-                pairs = zip(self.header[1:], cells)
-                told = [f"{head} {cell}" for head, cell in pairs if cell]
-                yield f"{name}: {', '.join(told)}"
+            for name, *cells in rows:
+                pairs = zip(header[1:], cells)
+                words = [f"{head} {cell}" for head, cell in pairs if cell]
+                yield f"{name}: {', '.join(words)}"
             return
         grid = rich_table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for place, (name, *cells) in enumerate(zip(self.header, *self.rows)):
+        for place, (name, *cells) in enumerate(zip(header, *rows)):
             has_numbers = any(cell.lstrip("~<")[:1].isdigit() for cell in cells)
             side = "right" if place and has_numbers else "left"
             grid.add_column(name, justify=side)  # type: ignore[arg-type]
-        for row in self.rows:
+        for row in rows:
             grid.add_row(*row)
         yield grid
 

@@ -19,6 +19,7 @@ from .memory import (
 )
 from .pictures import (
     Bars,
+    Columns,
     Content,
     Table,
     amount_in_words,
@@ -328,26 +329,22 @@ def _contents(plan: ModelPlan) -> Iterator[Content]:
     yield from _memory(plan)
     first, *others = plan.choices
     has_room = max(first.share, first.least_share) < _WORTH_ADVICE
-    shown = [
-        one
-        for one in others
-        if one.bubble < first.bubble
-        or (one.share < _WORTH_ADVICE if "off'" in one.change else not has_room)
+    worthwhile = [
+        choice
+        for choice in others
+        if choice.bubble < first.bubble
+        or (choice.share < _WORTH_ADVICE if "off'" in choice.change else not has_room)
     ]
-    header = ["change", "batch", "idle", "memory", "share"]
-    choices = [
-        (
-            choice.change or "as it is",
-            str(choice.batch_size),
-            share_in_words(choice.bubble),
-            _about(choice.memory),
-            share_in_words(choice.share),
-            choice.cost,
-        )
-        for choice in (first, *shown)
-    ]
-    if shown:
-        yield Table("What may be changed", [*header, "price"], choices)
+    columns: Columns = {
+        "change": lambda choice: choice.change or "as it is",
+        "batch": lambda choice: str(choice.batch_size),
+        "idle": lambda choice: share_in_words(choice.bubble),
+        "memory": lambda choice: _about(choice.memory),
+        "share": lambda choice: share_in_words(choice.share),
+        "price": lambda choice: choice.cost,
+    }
+    if worthwhile:
+        yield Table("What may be changed", columns, [first, *worthwhile])
     notes = "\n".join(_notes(plan))
     if notes:
         yield notes
@@ -355,21 +352,16 @@ def _contents(plan: ModelPlan) -> Iterator[Content]:
 
 def _work(plan: ModelPlan) -> Iterator[Content]:
     """Yield the stages with their FLOPs, and the cycles of the pipeline."""
-    flops = [amount_in_words(stage.flops, "FLOP") for stage in plan.stages]
-    shares = [share_in_words(share) for share in plan.flop_shares]
-    stages = [
-        (
-            str(stage.stage),
-            str(stage.ipu),
-            _first_names(stage.names),
-            f"{stage.num_parameters:,}",
-            amount,
-            share,
-        )
-        for stage, amount, share in zip(plan.stages, flops, shares)
-    ]
+    columns: Columns = {
+        "stage": lambda stage: str(stage.stage),
+        "IPU": lambda stage: str(stage.ipu),
+        "begins with": lambda stage: _first_names(stage.names),
+        "parameters": lambda stage: f"{stage.num_parameters:,}",
+        "forward": lambda stage: amount_in_words(stage.flops, "FLOP"),
+        "of all": lambda stage: share_in_words(plan.flop_shares[stage.stage]),
+    }
     caption = ""
-    if len(stages) > 1:
+    if len(plan.stages) > 1:
         caption = (
             f"Stage {plan.slowest_stage} is the slowest: it has {plan.imbalance:.2f} "
             "times the mean."
@@ -382,14 +374,13 @@ def _work(plan: ModelPlan) -> Iterator[Content]:
             f" {plan.num_stages} stages are ideally {plan.ideal_speedup:.2f} times as "
             f"fast as one IPU.\nIdle by gradient accumulation: {idle}."
         )
-    header = ["stage", "IPU", "begins with", "parameters", "forward", "of all"]
-    yield Table("Stages", header, stages, caption)
+    yield Table("Stages", columns, plan.stages, caption)
     yield Bars(
         "FLOPs of a micro-batch",
         [f"stage {stage.stage}" for stage in plan.stages],
         {"forward": plan.flops},
         "FLOP",
-        [f"{amount}, {share}" for amount, share in zip(flops, shares)],
+        [f"{columns['forward'](s)}, {columns['of all'](s)}" for s in plan.stages],
         f"A micro-batch has {plan.epoch.batch.micro_batch_size} samples.",
     )
     if plan.num_stages == 1:
@@ -400,26 +391,22 @@ def _work(plan: ModelPlan) -> Iterator[Content]:
 def _memory(plan: ModelPlan) -> Iterator[Content]:
     """Yield the bytes on each IPU."""
     capacity = _size(plan.device.num_bytes)
-    rows = [
-        (
-            str(memory.ipu),
-            _size(memory.parameters + memory.buffers),
-            _size(memory.optimizer_state + memory.accumulators),
-            _about(memory.gradients),
-            _about(memory.activations),
-            _about(memory.total),
-            share_in_words(memory.share),
-            _size(memory.total.most),
-        )
-        for memory in plan.memory
-    ]
-    header = ["IPU", "weights", "optimizer", "gradients", "activations", "total"]
-    traffic = next(one for one in plan.traffic if one.program == "training")
+    columns: Columns = {
+        "IPU": lambda memory: str(memory.ipu),
+        "weights": lambda memory: _size(memory.parameters + memory.buffers),
+        "optimizer": lambda memory: _size(memory.optimizer_state + memory.accumulators),
+        "gradients": lambda memory: _about(memory.gradients),
+        "activations": lambda memory: _about(memory.activations),
+        "total": lambda memory: _about(memory.total),
+        f"of {capacity}": lambda memory: share_in_words(memory.share),
+        "at most": lambda memory: _size(memory.total.most),
+    }
+    traffic = next(call for call in plan.traffic if call.program == "training")
     caption = (
         f"~ marks estimates. Code isn't counted. {_judgement(plan)}\n"
         f"A call of the training takes {_size(traffic.input_bytes)} from the host."
     )
-    yield Table("Memory", [*header, f"of {capacity}", "at most"], rows, caption)
+    yield Table("Memory", columns, plan.memory, caption)
     yield Bars(
         "Memory in training",
         [f"IPU {memory.ipu}" for memory in plan.memory],

@@ -30,11 +30,11 @@ from tests.callbacks.trackers import (
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^( *)```(\S*)\n(.*?)^\1```$", re.M | re.S)
-LANGUAGES = {"python", "sh", "text", "json", "{eval-rst}", "{toctree}"}
+LANGUAGES = {"python", "sh", "text", "json", "{eval-rst}", "{glossary}", "{toctree}"}
 TEXTS = {
     str(path.relative_to(DOCS)): path.read_text("utf-8")
     for path in sorted(DOCS.rglob("*.md"))
-    if "_build" not in path.parts
+    if {"_build", "examples"}.isdisjoint(path.parts[len(DOCS.parts) :])
 }
 
 

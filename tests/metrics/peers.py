@@ -144,22 +144,22 @@ def exact_area(scores, truths, weights):
     return sk.roc_auc_score(truths, scores, sample_weight=weights)
 
 
-def area(scores, truths, weights):
-    """Of scores that are told apart no better than by 200 thresholds."""
-    return exact_area(bins(scores), truths, weights)
+def area(scores, truths, weights, num_thresholds=200):
+    """Of scores that are told apart no better than by thresholds."""
+    return exact_area(bins(scores, num_thresholds), truths, weights)
 
 
-def bins(scores):
+def bins(scores, num_thresholds):
     """The number of thresholds that scores are above: all are above the first."""
     probabilities = torch.from_numpy(scores).float().sigmoid().double().numpy()
-    return np.maximum(np.ceil(probabilities * 199), 1)
+    return np.maximum(np.ceil(probabilities * (num_thresholds - 1)), 1)
 
 
-def precision_recall(scores, truths, weights):
+def precision_recall(scores, truths, weights, num_thresholds=200):
     """The integral of precision by recall; both counts grow in proportion."""
     if not is_mixed(truths):
         return math.nan
-    places, total = bins(scores), 0.0
+    places, total = bins(scores, num_thresholds), 0.0
     tp = fp = 0.0
     for place in np.unique(places)[::-1]:
         here = places == place
@@ -351,6 +351,44 @@ def poisson(scores, counts):
 VECTORS = {"cosine_similarity": cosine}
 COUNTS = {"poisson": each(poisson)}
 SHARES = {"kl_divergence": divergence, "categorical_crossentropy": cross}
+
+
+# References of cases (`harness.Case`): the metrics above, of tensors. ----------------
+
+
+def of_columns(metric, *, width=None, to=lambda x: x):
+    """Of numbers, bits or shares.
+
+    Args:
+        metric: Takes outputs, targets and weights `[M, width]`.
+        width: 1 for all values together; the last axis if it is left out.
+        to: Changes the outputs first.
+    """
+
+    def reference(outputs, targets, weights):
+        size = width or (outputs.shape[-1] if outputs.dim() > 1 else 1)
+        weights = weights.reshape(-1, *(1,) * (outputs.dim() - 1))
+        parts = to(outputs), targets.reshape(outputs.shape), weights.expand_as(outputs)
+        return metric(*(part.double().reshape(-1, size).numpy() for part in parts))
+
+    return reference
+
+
+def of_classes(metric, *, axis=-1, to=lambda x: x):
+    """Of classes, along an axis of the outputs; targets are indices or one-hot."""
+
+    def reference(outputs, targets, weights):
+        outputs = to(outputs.double().movedim(axis, -1))
+        labels = targets.argmax(-1) if targets.shape == outputs.shape else targets
+        labels = labels.reshape(outputs.shape[:-1])
+        weights = weights.reshape(-1, *(1,) * (labels.dim() - 1)).expand_as(labels)
+        kept = weights > 0
+        parts = outputs[kept], labels[kept].long(), weights[kept]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of classes that don't occur
+            return metric(*(part.numpy() for part in parts))
+
+    return reference
 
 
 def reference(function, name, parts):

@@ -4,7 +4,6 @@
 from functools import partial
 
 import pytest
-import sklearn.metrics
 import torch
 
 from ipufit.errors import ConfigError, DataError
@@ -17,6 +16,7 @@ from ipufit.metrics.classification import (
     TopKAccuracy,
     TopKCategoricalAccuracy,
 )
+from tests.metrics import peers
 from tests.metrics.harness import (
     Case,
     check,
@@ -26,104 +26,83 @@ from tests.metrics.harness import (
     one_hot,
     probabilities,
     scores,
-    spread,
 )
 
 pytestmark = pytest.mark.floor
 
 
-def sparse(outputs, targets, weights):
-    targets = targets.reshape(outputs.shape[:-1])
-    return sklearn.metrics.accuracy_score(
-        targets.reshape(-1),
-        outputs.argmax(-1).reshape(-1),
-        sample_weight=spread(weights, targets),
-    )
+accuracy = peers.of_classes(peers.CLASSES["accuracy"])
+second = peers.of_classes(peers.CLASSES["accuracy"], axis=1)
 
 
-def dense(outputs, targets, weights):
-    return sparse(outputs, targets.argmax(-1), weights)
+def binary(threshold=0.0):
+    above = {"to": lambda outputs: outputs.double() - threshold}
+    return peers.of_columns(peers.BITS["accuracy"], width=1, **above)
 
 
-def second(outputs, targets, weights):
-    return sparse(outputs.movedim(1, -1), targets, weights)
-
-
-def binary(outputs, targets, weights, threshold=0.0):
-    return sklearn.metrics.accuracy_score(
-        targets.reshape(-1) > 0.5,
-        outputs.reshape(-1) > threshold,
-        sample_weight=spread(weights, outputs),
-    )
-
-
-def top(outputs, targets, weights, k):
-    if targets.shape == outputs.shape:
-        targets = targets.argmax(-1)
-    return sklearn.metrics.top_k_accuracy_score(
-        targets, outputs, k=k, labels=range(outputs.shape[-1]), sample_weight=weights
-    )
+def top(k):
+    return peers.of_classes(peers.top(k))
 
 
 LABELS, POSITIONS, TRUTHS = labels(1), labels(2, 5), labels(3).gt(1)
 MANY = labels(4, num_classes=9)
 
 CASES = [
-    Case("accuracy", Accuracy, scores(0, 4), LABELS, sparse),
-    Case("accuracy", Accuracy, scores(0, 4), LABELS.int().unsqueeze(1), sparse),
-    Case("accuracy", Accuracy, scores(0, 4), LABELS.float(), sparse),
-    Case("accuracy", Accuracy, scores(0, 4), one_hot(LABELS), dense),
-    Case("accuracy", Accuracy, scores(0, 5, 4), POSITIONS, sparse),
+    Case("accuracy", Accuracy, scores(0, 4), LABELS, accuracy),
+    Case("accuracy", Accuracy, scores(0, 4), LABELS.int().unsqueeze(1), accuracy),
+    Case("accuracy", Accuracy, scores(0, 4), LABELS.float(), accuracy),
+    Case("accuracy", Accuracy, scores(0, 4), one_hot(LABELS), accuracy),
+    Case("accuracy", Accuracy, scores(0, 5, 4), POSITIONS, accuracy),
     Case("accuracy", Accuracy, scores(0, 4, 5), POSITIONS, second),
-    Case("accuracy", Accuracy, scores(0, 1), TRUTHS.long(), binary),
-    Case("accuracy", Accuracy, scores(0), TRUTHS.float(), binary),
-    Case("accuracy", Accuracy, scores(0), TRUTHS.long().unsqueeze(1), binary),
+    Case("accuracy", Accuracy, scores(0, 1), TRUTHS.long(), binary()),
+    Case("accuracy", Accuracy, scores(0), TRUTHS.float(), binary()),
+    Case("accuracy", Accuracy, scores(0), TRUTHS.long().unsqueeze(1), binary()),
     Case(
         "accuracy of probabilities",
         partial(Accuracy, from_logits=False),
         probabilities(0),
         TRUTHS.float(),
-        partial(binary, threshold=0.5),
+        binary(0.5),
     ),
-    Case("sparse", SparseCategoricalAccuracy, scores(5, 4), LABELS, sparse),
-    Case("categorical", CategoricalAccuracy, scores(6, 4), one_hot(LABELS), dense),
-    Case("binary", BinaryAccuracy, scores(7, 3), labels(8, 3, num_classes=2), binary),
+    Case("sparse", SparseCategoricalAccuracy, scores(5, 4), LABELS, accuracy),
+    Case("categorical", CategoricalAccuracy, scores(6, 4), one_hot(LABELS), accuracy),
+    Case("binary", BinaryAccuracy, scores(7, 3), labels(8, 3, num_classes=2), binary()),
     Case(
         "binary at 0.3",
         partial(BinaryAccuracy, 0.3, from_logits=False),
         probabilities(9, 1),
         TRUTHS.float(),
-        partial(binary, threshold=0.3),
+        binary(0.3),
     ),
     Case(
         "binary at logit of 0.3",
         partial(BinaryAccuracy, 0.3),
         probabilities(9, 1).logit(),
         TRUTHS.float(),
-        lambda x, y, w: binary(x.sigmoid(), y, w, threshold=0.3),
+        peers.of_columns(peers.BITS["accuracy"], to=lambda x: x.sigmoid() - 0.3),
     ),
-    Case("top 5", TopKAccuracy, scores(10, 9), MANY, partial(top, k=5)),
-    Case("top 2", partial(TopKAccuracy, 2), scores(10, 9), MANY, partial(top, k=2)),
+    Case("top 5", TopKAccuracy, scores(10, 9), MANY, top(5)),
+    Case("top 2", partial(TopKAccuracy, 2), scores(10, 9), MANY, top(2)),
     Case(
         "top 2 of one-hot",
         partial(TopKAccuracy, 2),
         scores(10, 9),
         one_hot(MANY, 9),
-        partial(top, k=2),
+        top(2),
     ),
     Case(
         "sparse top 3",
         partial(SparseTopKCategoricalAccuracy, 3),
         scores(11, 9),
         MANY,
-        partial(top, k=3),
+        top(3),
     ),
     Case(
         "categorical top 3",
         partial(TopKCategoricalAccuracy, 3),
         scores(11, 9),
         one_hot(MANY, 9),
-        partial(top, k=3),
+        top(3),
     ),
 ]
 
@@ -179,7 +158,7 @@ def test_shapes_that_do_not_fit_are_refused(name):
 def test_an_axis_of_size_1_says_where_the_classes_are():
     outputs, targets = scores(0, 5, 5), labels(2, 5, num_classes=5)
     last = figure(Accuracy(), outputs.unsqueeze(-2), targets.unsqueeze(-1))
-    assert last == pytest.approx(sparse(outputs, targets, torch.ones(37)))
+    assert last == pytest.approx(accuracy(outputs, targets, torch.ones(37)))
 
 
 def test_weights_that_do_not_fit_are_refused():

@@ -1,29 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Precision, recall and their like against scikit-learn."""
 
-import warnings
 from functools import partial
 
-import numpy as np
 import pytest
-import sklearn.metrics
 import torch
 
 from ipufit.errors import ConfigError, DataError
+from ipufit.metrics import resolve_metric
 from ipufit.metrics.confusion import (
     BalancedAccuracy,
     F1Score,
-    FalseNegatives,
-    FalsePositives,
     FBetaScore,
     IoU,
     MeanIoU,
     Precision,
     Recall,
     Specificity,
-    TrueNegatives,
     TruePositives,
 )
+from tests.metrics import peers
 from tests.metrics.harness import (
     COUNT,
     Case,
@@ -34,106 +30,46 @@ from tests.metrics.harness import (
     one_hot,
     probabilities,
     scores,
-    spread,
 )
+from tests.metrics.peers import sk
 
-
-def predicted(outputs, targets):
-    """Predicted and true classes, flat."""
-    if outputs.dim() == 1 or outputs.shape[-1] == 1:
-        return (outputs > 0).int().reshape(-1), (targets > 0.5).int().reshape(-1)
-    if targets.shape == outputs.shape:
-        targets = targets.argmax(-1)
-    return outputs.argmax(-1).reshape(-1), targets.reshape(-1)
-
-
-def weights_of(outputs, weights):
-    binary = outputs.dim() == 1 or outputs.shape[-1] == 1
-    return spread(weights, outputs if binary else outputs[..., 0])
+precision, recall, f1 = sk.precision_score, sk.recall_score, sk.f1_score
 
 
 def by(score, average="macro", **settings):
-    """Scikit-learn's `score` of what is predicted."""
+    """Scikit-learn's `score` of what is predicted: one column, or classes."""
+    settings = {"zero_division": 0, **settings}
+    binary = peers.of_columns(peers.hard(score, **settings), width=1)
+    classes = peers.of_classes(peers.best(score, average=average, **settings))
+    return either(binary, classes)
 
+
+def either(binary, classes):
     def reference(outputs, targets, weights):
-        guess, true = predicted(outputs, targets)
-        binary = outputs.dim() == 1 or outputs.shape[-1] == 1
-        return score(
-            true,
-            guess,
-            average="binary" if binary else average,
-            sample_weight=weights_of(outputs, weights),
-            zero_division=0,
-            **settings,
-        )
+        is_binary = outputs.dim() == 1 or outputs.shape[-1] == 1
+        return (binary if is_binary else classes)(outputs, targets, weights)
 
     return reference
+
+
+def named(name):
+    return either(
+        peers.of_columns(peers.BITS[name], width=1),
+        peers.of_classes(peers.CLASSES[name]),
+    )
 
 
 def several(score, average):
     """Scikit-learn's `score` of labels that are each 0 or 1."""
 
-    def reference(outputs, targets, weights):
-        return score(
-            targets.numpy() > 0.5,
-            outputs.numpy() > 0,
-            average=average,
-            sample_weight=weights.numpy(),
-            zero_division=0,
-        )
+    def metric(outputs, truths, weights):
+        settings = {"average": average, "zero_division": 0}
+        return score(truths, outputs > 0, sample_weight=weights[:, 0], **settings)
 
-    return reference
+    return peers.of_columns(metric)
 
 
-def cell(pick):
-    """A function of scikit-learn's confusion matrix of each class."""
-
-    def reference(outputs, targets, weights):
-        guess, true = predicted(outputs, targets)
-        binary = outputs.dim() == 1 or outputs.shape[-1] == 1
-        matrices = sklearn.metrics.multilabel_confusion_matrix(
-            true,
-            guess,
-            sample_weight=weights_of(outputs, weights),
-            labels=[1] if binary else range(outputs.shape[-1]),
-        )
-        return pick(
-            tp=matrices[:, 1, 1],
-            fp=matrices[:, 0, 1],
-            fn=matrices[:, 1, 0],
-            tn=matrices[:, 0, 0],
-        )
-
-    return reference
-
-
-def balanced(outputs, targets, weights):
-    guess, true = predicted(outputs, targets)
-    weights = weights_of(outputs, weights)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # classes that are predicted and never true
-        return sklearn.metrics.balanced_accuracy_score(
-            true[weights > 0], guess[weights > 0], sample_weight=weights[weights > 0]
-        )
-
-
-def overlap(outputs, targets, weights):
-    """Over the classes there are, of rows that count."""
-    guess, true = predicted(outputs, targets)
-    weights = weights_of(outputs, weights)
-    return sklearn.metrics.jaccard_score(
-        true[weights > 0],
-        guess[weights > 0],
-        average="macro",
-        sample_weight=weights[weights > 0],
-    )
-
-
-precision = sklearn.metrics.precision_score
-recall = sklearn.metrics.recall_score
-f1 = sklearn.metrics.f1_score
-jaccard = sklearn.metrics.jaccard_score
-
+balanced, overlap = named("balanced_accuracy"), named("mean_iou")
 LABELS, TRUTHS = labels(1), labels(3).gt(1)
 POSITIONS = labels(2, 5)
 FEW = labels(4, num_classes=2)  # of four classes two never occur
@@ -152,7 +88,7 @@ CASES = [
             (Precision, precision),
             (Recall, recall),
             (F1Score, f1),
-            (IoU, jaccard),
+            (IoU, sk.jaccard_score),
         )
         for data in (
             (scores(1, 1), TRUTHS.float()),
@@ -167,42 +103,40 @@ CASES = [
         partial(FBetaScore, beta=2.0),
         scores(6, 4),
         LABELS,
-        by(sklearn.metrics.fbeta_score, beta=2.0),
+        by(sk.fbeta_score, beta=2.0),
     ),
     Case(
         "precision of class 2",
         partial(Precision, class_id=2),
         scores(7, 4),
         LABELS,
-        cell(lambda tp, fp, fn, tn: tp[2] / (tp[2] + fp[2])),
+        by(precision, labels=[2]),
     ),
-    Case(
-        "specificity",
-        Specificity,
-        scores(8),
-        TRUTHS,
-        cell(lambda tp, fp, fn, tn: tn[0] / (tn[0] + fp[0])),
-    ),
-    Case(
-        "specificity",
-        Specificity,
-        scores(8, 4),
-        LABELS,
-        cell(lambda tp, fp, fn, tn: np.mean(tn / (tn + fp))),
-    ),
+    Case("specificity", Specificity, scores(8), TRUTHS, named("specificity")),
+    Case("specificity", Specificity, scores(8, 4), LABELS, named("specificity")),
     *(
-        Case(make.__name__, make, *data, cell(pick))
-        for make, pick in (
-            (TruePositives, lambda tp, fp, fn, tn: tp.sum()),
-            (FalsePositives, lambda tp, fp, fn, tn: fp.sum()),
-            (FalseNegatives, lambda tp, fp, fn, tn: fn.sum()),
-            (TrueNegatives, lambda tp, fp, fn, tn: tn.sum()),
+        Case(name, partial(resolve_metric, name), *data, named(name))
+        for name in (
+            *("true_positives", "false_positives", "false_negatives"),
+            "true_negatives",
         )
         for data in ((scores(9, 1), TRUTHS.float()), (scores(9, 4), LABELS))
     ),
-    Case("balanced", BalancedAccuracy, scores(10), TRUTHS.float(), balanced),
+    Case(
+        "balanced",
+        BalancedAccuracy,
+        scores(10),
+        TRUTHS.float(),
+        balanced,
+    ),
     Case("balanced", BalancedAccuracy, scores(10, 4), LABELS, balanced),
-    Case("balanced of few", BalancedAccuracy, scores(10, 4), FEW, balanced),
+    Case(
+        "balanced of few",
+        BalancedAccuracy,
+        scores(10, 4),
+        FEW,
+        balanced,
+    ),
     Case("mean IoU", MeanIoU, scores(11, 4), LABELS, overlap),
     Case("mean IoU", partial(MeanIoU, 4), scores(11, 5, 4), POSITIONS, overlap),
     Case("mean IoU", partial(MeanIoU, 2), scores(11), TRUTHS, overlap),

@@ -3,8 +3,6 @@
 
 import numpy as np
 import pytest
-import scipy.stats
-import sklearn.metrics
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,36 +14,14 @@ from ipufit.metrics import (
     R2Score,
     SpearmanCorrelation,
 )
+from tests.metrics import peers
 from tests.metrics.harness import Case, check, check_device, figure, labels, scores
 from tests.strategies import slow_but_each_fourth
 
-
-def columns(values):
-    return values.reshape(len(values), -1).double().numpy()
-
-
-def scikit(function):
-    def reference(outputs, targets, weights):
-        outputs, targets = columns(outputs), columns(targets)
-        return function(targets, outputs, sample_weight=weights.numpy())
-
-    return reference
-
-
-def pearson(outputs, targets, weights):
-    pairs = zip(columns(outputs).T, columns(targets).T)
-    matrices = [np.cov(x, y, aweights=weights.numpy()) for x, y in pairs]
-    return np.mean([m[0, 1] / np.sqrt(m[0, 0] * m[1, 1]) for m in matrices])
-
-
-def spearman(outputs, targets, weights):
-    kept = weights.numpy() > 0
-    pairs = zip(columns(outputs)[kept].T, columns(targets)[kept].T)
-    return np.mean([scipy.stats.spearmanr(x, y)[0] for x, y in pairs])
-
-
-r2 = scikit(sklearn.metrics.r2_score)
-explained = scikit(sklearn.metrics.explained_variance_score)
+NAMES = ["r2", "explained_variance", "pearson", "spearman"]
+r2, explained, pearson, spearman = (
+    peers.of_columns(peers.NUMBERS[name]) for name in NAMES
+)
 REFERENCES = {R2Score: r2, ExplainedVariance: explained, PearsonCorrelation: pearson}
 NOISE = 0.3 * scores(9)
 DATA = [

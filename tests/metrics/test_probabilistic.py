@@ -5,8 +5,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import scipy.special
-import sklearn.metrics
 import torch
 from torch.nn import functional
 
@@ -23,6 +21,7 @@ from ipufit.metrics import (
     SparseCategoricalCrossentropy,
     resolve_metric,
 )
+from tests.metrics import peers
 from tests.metrics.harness import (
     Case,
     check,
@@ -32,103 +31,44 @@ from tests.metrics.harness import (
     one_hot,
     probabilities,
     scores,
-    spread,
 )
 
 
-def average(values, weights):
-    return np.average(values.reshape(-1), weights=spread(weights, values))
+def logarithm(outputs):
+    return outputs.double().log()
 
 
-def binary(outputs, targets, weights, to=torch.sigmoid):
-    """scikit-learn's takes classes only; here targets may be shares."""
-    likely, truths = to(outputs.double()), targets.reshape(outputs.shape).double()
-    values = -truths * likely.log() - (1 - truths) * (1 - likely).log()
-    if set(truths.unique().tolist()) == {0.0, 1.0}:
-        return sklearn.metrics.log_loss(
-            truths.reshape(-1),
-            likely.reshape(-1),
-            sample_weight=spread(weights, outputs),
-        )
-    return average(values, weights)
+def several(to=torch.clone):
+    """By the targets: indices of classes, or a share of each."""
+    of_indices = peers.of_classes(peers.class_entropy, to=to)
+    of_shares = peers.of_columns(peers.cross, to=to)
+
+    def reference(outputs, targets, weights):
+        is_shares = targets.shape == outputs.shape
+        return (of_shares if is_shares else of_indices)(outputs, targets, weights)
+
+    return reference
 
 
-def several(outputs, targets, weights, to=lambda x: x.softmax(-1)):
-    likely = to(outputs.double())
-    if targets.shape == outputs.shape:
-        return average(-(targets.double() * likely.log()).sum(-1), weights)
-    targets = targets.reshape(outputs.shape[:-1])
-    return sklearn.metrics.log_loss(
-        targets.reshape(-1),
-        likely.reshape(-1, outputs.shape[-1]),
-        labels=range(outputs.shape[-1]),
-        sample_weight=spread(weights, targets),
-    )
+def binary(to=torch.clone):
+    return peers.of_columns(peers.BITS["binary_crossentropy"], to=to)
 
 
-def second(outputs, targets, weights):
-    """torch's layout: the class axis is the second."""
-    return several(outputs.movedim(1, -1), targets, weights)
+def divergence(to=torch.clone):
+    return peers.of_columns(peers.divergence, to=to)
 
 
-def exponential(outputs, targets, weights):
-    return np.exp(several(outputs, targets, weights))
+def rates(to=torch.clone):
+    return peers.of_columns(peers.COUNTS["poisson"], to=to)
 
 
-def divergence(outputs, targets, weights, to=lambda x: x.softmax(-1)):
-    likely, truths = to(outputs.double()), targets.double()
-    values = scipy.special.rel_entr(truths.numpy(), likely.numpy()).sum(-1)
-    return average(torch.as_tensor(values), weights)
-
-
-def rates(outputs, targets, weights, log_input=True):
-    values = functional.poisson_nll_loss(
-        outputs.double(),
-        targets.double().reshape(outputs.shape),
-        log_input=log_input,
-        eps=0,
-        reduction="none",
-    )
-    return average(values, weights)
-
-
-def picked(outputs, targets, weights):
-    values = functional.nll_loss(outputs.double(), targets, reduction="none")
-    return average(values, weights)
-
-
-def same(values):
-    return values
-
-
-def shares(values):
-    """Sums to 1 in double precision too."""
-    return values / values.sum(-1, keepdim=True)
-
-
-def hinge(outputs, targets, weights):
-    return sklearn.metrics.hinge_loss(
-        targets.reshape(-1) > 0, outputs.reshape(-1), sample_weight=weights.numpy()
-    )
-
-
-def squared_hinge(outputs, targets, weights):
-    sides = np.where(targets.reshape(-1) > 0, 1.0, -1.0)
-    values = np.maximum(0, 1 - sides * outputs.reshape(-1).numpy()) ** 2
-    return np.average(values, weights=weights)
-
-
-def hinge_of_classes(outputs, targets, weights):
-    if targets.shape == outputs.shape:
-        targets = targets.argmax(-1)
-    return sklearn.metrics.hinge_loss(
-        targets.reshape(-1),
-        outputs.reshape(-1, outputs.shape[-1]),
-        labels=range(outputs.shape[-1]),
-        sample_weight=spread(weights, targets.reshape(outputs.shape[:-1])),
-    )
-
-
+second = peers.of_classes(peers.class_entropy, axis=1)
+exponential = peers.of_classes(peers.CLASSES["perplexity"])
+picked = peers.of_classes(peers.picked)
+hinge, squared_hinge = (
+    peers.of_columns(peers.BITS[name], width=1) for name in ("hinge", "squared_hinge")
+)
+hinge_of_classes = peers.of_classes(peers.class_hinge)
 TRUTHS, LABELS, POSITIONS = labels(1, num_classes=2), labels(2), labels(3, 5)
 SHARES = probabilities(4, 4)
 SPARSE = [
@@ -138,7 +78,7 @@ SPARSE = [
 ]
 CASES = [
     *(
-        Case("binary_crossentropy", BinaryCrossentropy, *given, binary)
+        Case("binary_crossentropy", BinaryCrossentropy, *given, binary())
         for given in [
             (scores(0), TRUTHS),
             (scores(0, 1), TRUTHS.float()),
@@ -151,23 +91,23 @@ CASES = [
         partial(BinaryCrossentropy, from_logits=False),
         probabilities(8, 1),
         TRUTHS,
-        partial(binary, to=same),
+        binary(lambda outputs: outputs.double().logit()),
     ),
     *(
-        Case("sparse", SparseCategoricalCrossentropy, *given, several)
+        Case("sparse", SparseCategoricalCrossentropy, *given, several())
         for given in SPARSE
     ),
     *(
-        Case("categorical", CategoricalCrossentropy, *given, several)
+        Case("categorical", CategoricalCrossentropy, *given, several())
         for given in [(scores(9, 4), one_hot(LABELS)), (scores(9, 4), SHARES)]
     ),
     *(
         Case("crossentropy", CrossEntropy, *given)
         for given in [
-            (scores(10, 4), LABELS, several),
-            (scores(10, 4), one_hot(LABELS), several),
+            (scores(10, 4), LABELS, several()),
+            (scores(10, 4), one_hot(LABELS), several()),
             (scores(10, 4, 5), POSITIONS, second),
-            (scores(10, 1), TRUTHS, binary),
+            (scores(10, 1), TRUTHS, binary()),
         ]
     ),
     *(
@@ -177,32 +117,32 @@ CASES = [
             (SparseCategoricalCrossentropy, probabilities(11, 4), LABELS),
             (CrossEntropy, probabilities(11, 5, 4), POSITIONS),
         ]
-        for given in [[*given, partial(several, to=shares)]]
+        for given in [[*given, several(logarithm)]]
     ),
     *(Case("perplexity", Perplexity, *given, exponential) for given in SPARSE),
-    Case("kl_divergence", KLDivergence, scores(12, 4), SHARES, divergence),
-    Case("kl_divergence", KLDivergence, scores(12, 4), one_hot(LABELS), divergence),
+    Case("kl_divergence", KLDivergence, scores(12, 4), SHARES, divergence()),
+    Case("kl_divergence", KLDivergence, scores(12, 4), one_hot(LABELS), divergence()),
     Case(
         "kl_divergence of logarithms",
         KLDivergence,
         probabilities(13, 3, 4).log(),
         probabilities(14, 3, 4),
-        partial(divergence, to=torch.exp),
+        divergence(),
     ),
     Case(
         "kl_divergence of probabilities",
         partial(KLDivergence, from_logits=False),
         probabilities(13, 4),
         SHARES,
-        partial(divergence, to=same),
+        divergence(logarithm),
     ),
-    Case("poisson", Poisson, scores(15), labels(16), rates),
+    Case("poisson", Poisson, scores(15), labels(16), rates()),
     Case(
         "poisson of rates",
         partial(Poisson, log_input=False),
         scores(15, 2).exp(),
         labels(16, 2),
-        partial(rates, log_input=False),
+        rates(logarithm),
     ),
     Case("nll_loss", NegativeLogLikelihood, scores(17, 4), LABELS, picked),
     *(

@@ -3,7 +3,6 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 import sklearn.metrics
 import torch
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from ipufit.errors import ConfigError, DataError
 from ipufit.metrics.ranking import AUC, AveragePrecision, ExactAUC
+from tests.metrics import peers
 from tests.metrics.harness import (
     COUNT,
     Case,
@@ -24,72 +24,32 @@ from tests.metrics.harness import (
     probabilities,
     sample_weights,
     scores,
-    spread,
 )
 
 
-def binned(probability, num_thresholds):
-    """The number of thresholds that a probability is above."""
-    return np.ceil(probability.reshape(-1).double().numpy() * (num_thresholds - 1))
+def of_labels(metric, **settings):
+    """The mean over labels, or the metric of a single column."""
+    return peers.of_columns(peers.by_column(partial(metric, **settings)))
 
 
-def exact(outputs, targets, weights, make=sklearn.metrics.roc_auc_score):
-    return make(
-        targets.reshape(-1) > 0.5,
-        outputs.reshape(-1),
-        sample_weight=spread(weights, outputs),
-    )
-
-
-ap = partial(exact, make=sklearn.metrics.average_precision_score)
-
-
-def roc(outputs, targets, weights, num_thresholds=200, from_logits=True):
-    """Exact, of scores that are told apart no better than by the thresholds."""
-    probability = outputs.sigmoid() if from_logits else outputs
-    bins = torch.from_numpy(binned(probability, num_thresholds)).reshape(outputs.shape)
-    return exact(bins, targets, weights)
-
-
-def of_labels(figure, outputs, targets, weights):
-    """The mean over labels."""
-    columns = zip(outputs.unbind(1), targets.unbind(1))
-    return np.mean([figure(*column, weights) for column in columns])
-
-
-def roc_of_pairs(outputs, targets, weights):
-    return roc(outputs[..., 1] - outputs[..., 0], targets, weights)
-
-
-def precision_recall(outputs, targets, weights, num_thresholds=200):
-    """Precision over recall between points, where both counts grow in proportion."""
-    bins = binned(outputs.sigmoid(), num_thresholds)
-    truths, weights = targets.reshape(-1).numpy() > 0.5, spread(weights, outputs)
-    heights = np.arange(num_thresholds, -1, -1)
-    tp, fp = (
-        np.array([weights[(bins >= h) & mark].sum() for h in heights], float)
-        for mark in (truths, ~truths)
-    )
-    area, steps = 0.0, (np.arange(2000) + 0.5) / 2000
-    for i in range(len(heights) - 1):
-        t, f = tp[i + 1] - tp[i], fp[i + 1] - fp[i]
-        if t > 0:
-            found = tp[i] + t * steps
-            area += t * np.mean(found / (found + fp[i] + f * steps))
-    return area / tp[-1]
-
+roc, precision_recall = of_labels(peers.area), of_labels(peers.precision_recall)
+exact, ap = of_labels(peers.exact_area), of_labels(peers.average_precision)
+roc_of_7 = of_labels(peers.area, num_thresholds=7)
+micro = peers.of_columns(peers.by_column(peers.area), width=1)
+pairs = peers.of_classes(peers.PAIRS["auc"])
+of_probabilities = peers.of_columns(peers.BITS["auc"], to=torch.logit)
 
 TRUTHS, LABELS = labels(3).gt(1), labels(2, 3, num_classes=2)
 PR = partial(AUC, curve="PR")
 CASES = [
     Case("AUC", AUC, scores(0), TRUTHS.float(), roc),
     Case("AUC", AUC, scores(0, 1), TRUTHS.long(), roc),
-    Case("AUC", AUC, scores(1, 3), LABELS, partial(of_labels, roc)),
-    Case("AUC", AUC, scores(1, 4), one_hot(labels(2)), partial(of_labels, roc)),
-    Case("micro AUC", partial(AUC, average="micro"), scores(1, 3), LABELS, roc),
-    Case("PR", PR, scores(1, 3), LABELS, partial(of_labels, precision_recall)),
-    Case("exact", ExactAUC, scores(1, 3), LABELS, partial(of_labels, exact)),
-    Case("AP", AveragePrecision, scores(1, 3), LABELS, partial(of_labels, ap)),
+    Case("AUC", AUC, scores(1, 3), LABELS, roc),
+    Case("AUC", AUC, scores(1, 4), one_hot(labels(2)), roc),
+    Case("micro AUC", partial(AUC, average="micro"), scores(1, 3), LABELS, micro),
+    Case("PR", PR, scores(1, 3), LABELS, precision_recall),
+    Case("exact", ExactAUC, scores(1, 3), LABELS, exact),
+    Case("AP", AveragePrecision, scores(1, 3), LABELS, ap),
     Case(
         "weighted AP",
         partial(AveragePrecision, average="weighted"),
@@ -99,23 +59,27 @@ CASES = [
             y.numpy(), x.numpy(), sample_weight=w.numpy(), average="weighted"
         ),
     ),
-    Case("AUC of pairs", AUC, scores(1, 2), TRUTHS.long(), roc_of_pairs),
+    Case("AUC of pairs", AUC, scores(1, 2), TRUTHS.long(), pairs),
     Case(
         "AUC of pairs",
         partial(AUC, from_logits=False),
         probabilities(1, 2),
         TRUTHS.long(),
-        lambda x, y, w: roc(x[:, 1], y, w, from_logits=False),
+        lambda x, y, w: of_probabilities(x[:, 1], y, w),
     ),
     Case(
         "AUC of probabilities",
         partial(AUC, from_logits=False),
         probabilities(4),
         TRUTHS.float(),
-        partial(roc, from_logits=False),
+        of_probabilities,
     ),
     Case(
-        "AUC of 7", partial(AUC, 7), scores(5), TRUTHS, partial(roc, num_thresholds=7)
+        "AUC of 7",
+        partial(AUC, 7),
+        scores(5),
+        TRUTHS,
+        of_labels(peers.area, num_thresholds=7),
     ),
     Case("AUC of 2", partial(AUC, 2), scores(5), TRUTHS, lambda x, y, w: 0.5),
     Case("PR", PR, scores(6), TRUTHS, precision_recall),
@@ -124,7 +88,7 @@ CASES = [
         partial(AUC, 9, "pr"),
         scores(6, 1),
         TRUTHS.int(),
-        partial(precision_recall, num_thresholds=9),
+        of_labels(peers.precision_recall, num_thresholds=9),
     ),
     Case("exact AUC", ExactAUC, scores(7), TRUTHS.float(), exact),
     Case("exact AUC", ExactAUC, scores(7, 1).round(), TRUTHS.long(), exact),

@@ -5,11 +5,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-import sklearn.metrics
 import torch
 
 from ipufit.errors import DataError
 from ipufit.metrics import CosineSimilarity, RootMeanSquaredError, resolve_metric
+from tests.metrics import peers
 from tests.metrics.harness import (
     Case,
     check,
@@ -17,46 +17,13 @@ from tests.metrics.harness import (
     figure,
     labels,
     scores,
-    spread,
 )
 
-
-def scikit(function, factor=1.0, root=False):
-    def reference(outputs, targets, weights):
-        value = factor * function(
-            targets.reshape(-1).double(),
-            outputs.reshape(-1).double(),
-            sample_weight=spread(weights, outputs),
-        )
-        return value**0.5 if root else value
-
-    return reference
-
-
-def defined(function):
-    """The weighted mean of a function of differences."""
-
-    def reference(outputs, targets, weights):
-        differences = (outputs.reshape(-1) - targets.reshape(-1)).double().numpy()
-        return np.average(function(differences), weights=spread(weights, outputs))
-
-    return reference
-
-
-def cosine(outputs, targets, weights):
-    x, y = outputs.double(), targets.double()
-    values = (x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1))
-    return np.average(values.reshape(-1), weights=spread(weights, values))
-
-
-squared = scikit(sklearn.metrics.mean_squared_error)
-absolute = scikit(sklearn.metrics.mean_absolute_error)
-percentage = scikit(sklearn.metrics.mean_absolute_percentage_error, 100.0)
-logarithmic = scikit(sklearn.metrics.mean_squared_log_error)
-root = scikit(sklearn.metrics.mean_squared_error, root=True)
-log_cosh = defined(lambda d: np.log(np.cosh(d)))
-huber = defined(lambda d: np.where(abs(d) < 1, d**2 / 2, abs(d) - 0.5))
-
+NAMES = ["mse", "rmse", "mae", "mape", "msle", "log_cosh", "huber"]
+squared, root, absolute, percentage, logarithmic, log_cosh, huber = (
+    peers.of_columns(peers.NUMBERS[name]) for name in NAMES
+)
+cosine = peers.of_columns(peers.cosine)
 REFERENCES = {
     "mse": squared,
     "mean_squared_error": squared,
