@@ -201,7 +201,7 @@ def test_no_figure_and_no_output_has_another_bit(
         config = {"micro_batch_size": size, "replicas": replicas, "seed": 1}
         config.update(given_iterations)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ipufit.engine.loop._MOST_BYTES", most)
+            patch.setattr("ipufit.engine.rows._MOST_BYTES", most)
             if kind in ("own loss", "logged", "step"):
                 # A program's means over rows are rounded otherwise in a fold.
                 patch.setenv(*modes.VARIABLES["looped"])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import ipufit.engine.loop
+import ipufit.engine.rows
 from ipufit import (
     Callback,
     ConfigError,
@@ -232,7 +232,7 @@ def test_waiting_changes_no_figure(count, size, iterations, is_weighted, most):
     weights = torch.linspace(0, 2, count) if is_weighted else None
     model = compiled(device_iterations=iterations)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ipufit.engine.loop, "_MOST_BYTES", most)
+        patch.setattr(ipufit.engine.rows, "_MOST_BYTES", most)
         # Outputs of folded micro-batches may differ from single ones in the last bit.
         patch.setenv("IPUFIT_EMULATOR_FOLD", "0")
         arguments = {"sample_weight": weights, "verbose": 0}
