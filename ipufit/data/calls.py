@@ -385,6 +385,7 @@ class TrainingBatches(_Batches):
         self.seed = seed or 0
         self._shuffle = shuffle
         self._pass: Pass | None = None
+        self._resumed: StreamState | None = None  # of a pass that hasn't begun here
         self._is_exhausted = False
         self._calls_of_pass: Iterator[Call] | None = None
         self._calls_of_epoch: int | None = None
@@ -426,7 +427,7 @@ class TrainingBatches(_Batches):
         """
         source, stream = self.source, None
         if isinstance(source, StreamSource):
-            stream = source.state_dict()
+            stream = self._resumed or source.state_dict()
             if self.position.calls and self._pass is not None:
                 is_part = source.is_part or not self._processes.are_several
                 rows = self._rows if is_part else self._division.rows_of_all
@@ -443,7 +444,7 @@ class TrainingBatches(_Batches):
         self.seed, self.position, self._pass = place.seed, place.position, None
         source, is_due = self.source, not place.position.calls
         if isinstance(source, StreamSource):
-            source.load_state_dict(place.stream, is_due=is_due)
+            self._resumed = source.load_state_dict(place.stream, is_due=is_due)
         set_random_state(place.random, source.generators)
 
     # Epochs -------------------------------------------------------------------
@@ -569,7 +570,7 @@ class TrainingBatches(_Batches):
 
     def _streamed(self, source: StreamSource) -> Iterator[Rows]:
         """Cut a stream into calls, from the position on."""
-        self._pass = source.blocks()
+        self._pass, self._resumed = source.blocks(self._resumed), None
         last: Sequence[Tensor] = [leaf[-1:] for leaf in self._pass.last]
         parts = self._parts(source, self._pass)
         num_skipped = 0 if self._pass.skips else self.position.calls

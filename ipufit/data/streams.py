@@ -335,7 +335,6 @@ class StreamSource(Source):
         super().__init__(SampleStructure(NOTHING), num_samples, name)
         self._iterable: Any = blocks if divided_loader is None else divided_loader
         self._parts_of = parts_of
-        self._resumed: StreamState | None = None
         self.is_stateful = divided_loader is None and all(
             callable(getattr(blocks, method, None))
             for method in ("state_dict", "load_state_dict")
@@ -424,7 +423,7 @@ class StreamSource(Source):
 
     def first_pass(self) -> StreamState | None:
         """Return the place in a pass of which no row was used yet; None without one."""
-        return self._resumed if self._begun is None else self._begun.replay()
+        return None if self._begun is None else self._begun.replay()
 
     def state_dict(self) -> StreamState | None:
         """Return the place in the stream between two passes; None at its beginning."""
@@ -434,8 +433,10 @@ class StreamSource(Source):
             return StreamState(0, {}, {}, loader)
         return place
 
-    def load_state_dict(self, state: StreamState | None, *, is_due: bool) -> None:
-        """Let the next pass continue where that of another process stopped.
+    def load_state_dict(
+        self, state: StreamState | None, *, is_due: bool
+    ) -> StreamState | None:
+        """Continue where a pass of another process stopped.
 
         Batches are drawn again, unless the stream keeps a state. A generator can't
         begin anew, and stays as it is.
@@ -444,11 +445,14 @@ class StreamSource(Source):
             state: The place; None at the beginning.
             is_due: Whether no row of the pass was used: its first block is drawn now.
 
+        Returns:
+            The place for `blocks`; None if that is the beginning of the next pass.
+
         Raises:
             DataError: The stream can't take the state.
         """
         if self.is_one_shot:
-            return
+            return None
         if state is not None and not self.is_stateful:
             state = state._replace(loader=None)
         loader = None if state is None else state.loader
@@ -465,14 +469,16 @@ class StreamSource(Source):
                     f"of it: {error!r}. Pass a loader with the same dataset and "
                     "settings."
                 ) from error
-        is_begun = state is not None and bool(state.at_start)
-        is_between = loader is not None and loader.is_between
         self._begun = None
-        self._resumed = state if is_begun and not is_between else None
-        if is_due and loader is None and self._resumed is not None:
-            self._begun = self._new_pass()
-            self._begun.first = next(self._begun)
-            self._values = plain_values(self._iterable)
+        is_between = loader is not None and loader.is_between
+        if state is None or not state.at_start or is_between:
+            return None
+        if loader is not None or not is_due:
+            return state
+        self._begun = self._new_pass(state)
+        self._begun.first = next(self._begun)
+        self._values = plain_values(self._iterable)
+        return None
 
     def begin_epoch(self) -> None:
         """Call a hook of Keras's dataset."""
@@ -484,18 +490,21 @@ class StreamSource(Source):
         if isinstance(self._iterable, KerasBatches):
             self._iterable.end_epoch()
 
-    def blocks(self) -> Pass:
-        """Return the blocks of the next pass."""
-        if self._begun is not None:
-            begun, self._begun = self._begun, None
+    def blocks(self, resumed: StreamState | None = None) -> Pass:
+        """Return the blocks of the next pass.
+
+        Args:
+            resumed: Result of `load_state_dict`; None to begin anew.
+        """
+        begun, self._begun = self._begun, None
+        if begun is not None and resumed is None:
             if self.is_one_shot or plain_values(self._iterable) == self._values:
                 return begun
             # A callback has changed the data since, as `sampler.set_epoch` does.
-            self._resumed = begun.replay()
-        return Pass((), self.block_of) if self.is_one_shot else self._new_pass()
+            resumed = begun.replay()
+        return Pass((), self.block_of) if self.is_one_shot else self._new_pass(resumed)
 
-    def _new_pass(self) -> Pass:
-        resumed, self._resumed = self._resumed, None
+    def _new_pass(self, resumed: StreamState | None = None) -> Pass:
         if resumed is None and self._processes.are_several:
             state = self._processes.first(random_state(self.generators))
             set_random_state(state, self.generators)

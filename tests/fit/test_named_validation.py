@@ -308,12 +308,19 @@ def test_a_run_evicted_in_any_set_goes_on_as_if_it_had_not_been(tmp_path, number
 
 @pytest.mark.usefixtures("unsynced")
 @pytest.mark.filterwarnings("ignore::ipufit.errors.DroppedRowsWarning")
-def test_a_run_evicted_twice_in_one_validation_draws_its_stream_again(tmp_path):
+@pytest.mark.parametrize("is_same", [False, True])
+def test_a_run_evicted_twice_in_one_validation_draws_its_stream_again(
+    tmp_path, is_same
+):
+    def data():
+        loader = shuffled()
+        return {
+            "x": loader,
+            "validation_data": loader if is_same else samples(8, seed=4),
+        }
+
     def run(folder, *breakers):
-        scenario = Scenario(
-            data=lambda: {"x": shuffled()},
-            fitted={"validation_updates": 2, "validation_data": samples(8, seed=4)},
-        )
+        scenario = Scenario(data=data, fitted={"validation_updates": 2})
         model, callbacks = scenario.model(), scenario.callbacks()
         backup = BackupAndRestore(folder)
         history = scenario.fit(model, [*callbacks, backup, *breakers])
