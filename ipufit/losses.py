@@ -897,7 +897,7 @@ def check_smoothing(amount: object) -> None:
 
 
 @dataclass(frozen=True)
-class _Smoothed:
+class _SmoothedLoss:
     """A loss of smoothed targets, with one value per sample or element.
 
     A loss of classes is linear in the targets. So its value for smoothed targets is the
@@ -927,7 +927,7 @@ class _Smoothed:
 
 
 @dataclass(frozen=True)
-class _Summed:
+class _SumLoss:
     """A loss summed over samples and elements."""
 
     each: LossFunction
@@ -980,6 +980,6 @@ def smoothed(loss: Loss, amount: float) -> Loss:
             f"{f' with {weights[0]}' if weights else ''}. Smooth the targets in a "
             "loss of your own."
         )
-    each = _Smoothed(loss.each, loss.of_all_classes, amount, loss.ignore_index)
-    function = _Summed(each) if loss.is_sum else each
+    each = _SmoothedLoss(loss.each, loss.of_all_classes, amount, loss.ignore_index)
+    function = _SumLoss(each) if loss.is_sum else each
     return replace(loss, function=function, each=each)

@@ -348,18 +348,18 @@ class Slot(NamedTuple):
     weights: Any = _ALL
     is_only: bool = False
 
-    def part(self, outputs: Any, labels: Labels) -> LabelledOutput:
+    def part(self, outputs: Any, labels: Labels) -> LabeledOutput:
         """Take the output and its labels out of those of a batch."""
         counted = labels.counted
         if counted is not None:
             counted = {i: _pick(nested, self.target) for i, nested in counted.items()}
         output, target = _pick(outputs, self.output), _pick(labels.targets, self.target)
-        return LabelledOutput(
+        return LabeledOutput(
             self, output, target, _pick(labels.weights, self.weights), counted
         )
 
 
-class LabelledOutput(NamedTuple):
+class LabeledOutput(NamedTuple):
     """An output of a batch with its labels.
 
     Attributes:
@@ -425,7 +425,7 @@ def _by_name(outputs: Any) -> dict[str, Any]:
     return named_outputs(outputs) or {"": _pick(outputs, _bare_key(outputs))}
 
 
-def _instead_of(misuse: Misuse, loss: Loss, part: LabelledOutput) -> str:
+def _instead_of(misuse: Misuse, loss: Loss, part: LabeledOutput) -> str:
     """Return what to do about probabilities that a loss doesn't take."""
     squashing, output, target = misuse.squashing, part.output, part.target
     if misuse.taken != "logits":
@@ -902,7 +902,7 @@ class BoundObjective(NamedTuple):
         return mixed
 
     def _check_probabilities(
-        self, loss: Loss, part: LabelledOutput, misuses: Sequence[Misuse]
+        self, loss: Loss, part: LabeledOutput, misuses: Sequence[Misuse]
     ) -> None:
         """Refuse probabilities where a loss takes no such, or warn once.
 
@@ -944,7 +944,7 @@ def _check_length(
         )
 
 
-def _check_tensors(loss: str, part: LabelledOutput) -> None:
+def _check_tensors(loss: str, part: LabeledOutput) -> None:
     """Refuse an output or target that isn't one tensor with a row for each sample."""
     output, target = part.output, part.target
     place = f"output {part.slot.name!r}" if part.slot.name else "output"
@@ -981,7 +981,7 @@ def _check_tensors(loss: str, part: LabelledOutput) -> None:
 
 
 @contextlib.contextmanager
-def shapes_in_errors(what: str, part: LabelledOutput) -> Iterator[None]:
+def shapes_in_errors(what: str, part: LabeledOutput) -> Iterator[None]:
     """Add the name of a loss or metric to errors, and shapes to those of torch.
 
     Args:

@@ -1019,7 +1019,7 @@ def gradient_anchors(names: Iterable[str]) -> dict[str, str]:
     return {GRADIENT_OF + name: f"Gradient___{MODULE}{name}" for name in names}
 
 
-class Surveyed(NamedTuple):
+class TrainingSurvey(NamedTuple):
     """The findings of a survey of a training program.
 
     Attributes:
@@ -1035,7 +1035,7 @@ class Surveyed(NamedTuple):
     tensors: list[Tensor]
 
 
-def surveyed(spec: TrainingSpec) -> Surveyed:
+def survey_training(spec: TrainingSpec) -> TrainingSurvey:
     """Trace the training program, and record all refusals; the module doesn't change.
 
     Args:
@@ -1083,4 +1083,4 @@ def surveyed(spec: TrainingSpec) -> Surveyed:
         refusals.append(error)
     messages = [warning.message for warning in caught]
     ours = [message for message in messages if isinstance(message, IpufitWarning)]
-    return Surveyed(results, refusals, ours, tensors)
+    return TrainingSurvey(results, refusals, ours, tensors)

@@ -20,7 +20,7 @@ from ipufit.data.random_state import HostRandomState
 from ipufit.data.sources import example_of
 from ipufit.data.structure import SampleStructure
 from ipufit.engine.loop import Training
-from ipufit.engine.program import surveyed
+from ipufit.engine.program import survey_training
 from ipufit.errors import (
     BakedInWarning,
     CoverageWarning,
@@ -259,7 +259,7 @@ def _of_program(training: Training) -> Iterator[Finding]:
             "alone, or set hears_every to a number of updates.",
         )
     with torch.no_grad():
-        seen = surveyed(training.spec)
+        seen = survey_training(training.spec)
     yield from (_of_error(error, "module") for error in seen.refusals)
     yield from _of_survey(seen.survey)
     for warning in seen.warnings:
