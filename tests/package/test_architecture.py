@@ -46,7 +46,7 @@ FLOORS = {
         "constants metric_state",
         "step",
         "host_calls",
-        "program",
+        "program rows",
         "loop",
         "",
     ],
