@@ -14,6 +14,7 @@ import pytest
 PACKAGE = "ipufit"
 SEAM = "ipufit._poptorch"
 EMULATOR = "ipufit.emulator"
+DATA = "ipufit.data"
 ENGINE = "ipufit.engine"
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +40,16 @@ FLOORS = {
         "cli",
         "__main__",
     ],
+    DATA: [
+        "random_state structure",
+        "arrays",
+        "datasets",
+        "loaders",
+        "indexed streams",
+        "columns sources",
+        "calls",
+        "",
+    ],
     ENGINE: [
         "weights",
         "precision trace_checks",
@@ -46,7 +57,7 @@ FLOORS = {
         "constants metric_state",
         "step",
         "host_calls",
-        "program",
+        "program rows",
         "loop",
         "",
     ],
