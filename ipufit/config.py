@@ -122,6 +122,15 @@ def _field(
     return field(default=default, metadata=metadata, **more)
 
 
+def _built_in(value: Any) -> Any:
+    """Convert a sequence or mapping of another library, such as OmegaConf's."""
+    if isinstance(value, Mapping):
+        return {key: _built_in(element) for key, element in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, list, tuple)):
+        return [_built_in(element) for element in value]
+    return value
+
+
 # Checks of single values --------------------------------------------------------------
 
 
@@ -393,11 +402,10 @@ class IPUConfig:
 
     def __post_init__(self) -> None:
         for entry in fields(self):
-            check, value = entry.metadata["check"], getattr(self, entry.name)
+            check, value = entry.metadata["check"], _built_in(getattr(self, entry.name))
+            object.__setattr__(self, entry.name, value)
             if check is not None and not (value is None and entry.default is None):
                 check(entry.name, value)
-        if self.inference is not None:
-            object.__setattr__(self, "inference", dict(self.inference))
         _check_process(self)
         _check_stages(self)
         _check_layers(self)

@@ -384,7 +384,7 @@ class TrainedState:
         kinds = [fields({n: like(v) for n, v in group.items()}) for group in groups]
         own_form: dict[str, Any] = {
             "optimizer": {"groups": each_of(kinds)},
-            "updates": self.optimization.state_kind,
+            "updates": self.optimization.check_state,
         }
         check_form(checkpoint, fields(own_form))
         if self.average is not None:

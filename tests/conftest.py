@@ -161,6 +161,12 @@ def unsynced(monkeypatch):
 
 
 @pytest.fixture
+def in_tmp_path(tmp_path, monkeypatch):
+    """The current folder is an empty one."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def moves(monkeypatch):
     """Counts what goes between host and device: `Moves` of tests/fit/counting.py."""
     from tests.fit.counting import Moves

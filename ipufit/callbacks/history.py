@@ -133,8 +133,8 @@ class History(Callback):
             True
         """
         shown = self._names_to_draw(names)
-        figure, every = _axes_for("History.plot()", len(shown), axes)
-        for name, part in zip(shown, every):
+        all_axes = _axes_for(len(shown), axes)
+        for name, part in zip(shown, all_axes):
             for key, values in self.history.items():
                 trained, label = self._part_of(key)
                 if name in (key, trained) or key == f"val_{name}":
@@ -145,7 +145,7 @@ class History(Callback):
             part.set_ylabel(name)
             part.xaxis.get_major_locator().set_params(integer=True)
             part.legend()
-        return figure
+        return all_axes[0].figure
 
     def _names_to_draw(self, names: str | Sequence[str] | None) -> list[str]:
         """Return the names that were asked for, by default all without `val_`."""
@@ -190,44 +190,35 @@ class History(Callback):
         return longest, f"validation {rest[: -len(longest) - 1]}"
 
 
-def _axes_for(
-    who: str, count: int, given: Axes | Sequence[Axes] | None
-) -> tuple[Figure, list[Axes]]:
-    """Return the axes to draw in; new ones in a new figure if none are given.
+def _axes_for(count: int, axes: Axes | Sequence[Axes] | None) -> list[Axes]:
+    """Return the user's axes, or create them in a new figure.
 
     Args:
-        who: Function that draws, for messages.
-        count: Number of axes needed.
-        given: Axes of the user, one or several; None for new ones.
-
-    Returns:
-        The figure, and `count` axes.
+        count: Number of axes to return.
+        axes: Axes of the user; None to create them.
 
     Raises:
-        ConfigError: matplotlib isn't installed, or `given` has another number of axes.
+        ConfigError: matplotlib isn't installed, or `axes` are more or fewer.
     """
-    pyplot = need("matplotlib.pyplot", who, "ipufit[plot]")
-    if given is not None:
-        flat: Any = getattr(given, "flat", given)  # `subplots` gives an array
-        every: list[Axes] = [given] if hasattr(given, "plot") else list(flat)
-        if len(every) != count:
+    pyplot = need("matplotlib.pyplot", "History.plot()", "ipufit[plot]")
+    if axes is not None:
+        flat: Any = getattr(axes, "flat", axes)  # `subplots` gives an array
+        users: list[Axes] = [axes] if hasattr(axes, "plot") else list(flat)
+        if len(users) != count:
             raise ConfigError(
-                f"{who} draws {count} metrics, and got {len(every)} axes. Pass one for "
-                "each, or choose with names=[...]."
+                f"History.plot() draws {count} metrics, and got {len(users)} axes. "
+                "Pass axes for each, or choose with names=[...]."
             )
-        return every[0].figure, every
+        return users
     columns = min(count, 3)
     rows = math.ceil(count / columns)
+    size = columns * 4.5, rows * 3.4  # inches
     figure, grid = pyplot.subplots(
-        rows,
-        columns,
-        figsize=(columns * 4.5, rows * 3.4),  # inches
-        layout="constrained",
-        squeeze=False,
+        rows, columns, figsize=size, layout="constrained", squeeze=False
     )
-    every = list(grid.flat)
-    for unused in every[count:]:
+    created = list(grid.flat)
+    for unused in created[count:]:
         unused.remove()
     if "inline" in pyplot.get_backend():  # a notebook shows what a cell returns, too
         pyplot.close(figure)
-    return figure, every[:count]
+    return created[:count]

@@ -24,67 +24,85 @@ from .monitoring import learning_rate
 class FigureLogger(Callback):
     """Base of callbacks that log the metrics of epochs, and of calls on request.
 
-    Classes have `write_epoch(epoch, logs)` (0-based) and `write_updates(logs)`, which
-    logs the metrics of the epoch so far at the number `updates`.
+    Classes have `write(group, logs, step)`. The group is `"epoch"`, with the index of
+    the epoch as the step, or `"batch"`, with the metrics of the epoch so far and the
+    number of updates.
 
     Args:
         update_freq: `"epoch"` to log metrics of epochs only. With a number n, also log
             the metrics of the epoch so far, after each call that makes an n-th update.
             `"batch"` is the same as 1.
+        histogram_freq: Number of epochs from one histogram of the weights to the next,
+            from the first epoch on; 0 for none.
 
     Attributes:
         updates: Number of updates since `fit` began.
 
     Raises:
-        ConfigError: If `update_freq` has another value.
+        ConfigError: If `update_freq` or `histogram_freq` has another value.
     """
 
     writes_for_all = True
     saved_attributes: ClassVar[Mapping[str, Kind]] = {"updates": count}
 
-    def __init__(self, update_freq: int | str) -> None:
+    def __init__(self, update_freq: int | str, histogram_freq: int = 0) -> None:
         check_frequency(self, "update_freq", update_freq, "epoch", "batch")
+        check_whole("histogram_freq", histogram_freq, of=type(self).__name__)
         self.update_freq = update_freq
+        self.histogram_freq = histogram_freq
         self.updates = 0
         every = 1 if update_freq == "batch" else update_freq
         self._every = every if isinstance(every, int) else None
         self.reads_batch_logs = self._every is not None
-        self._first_update = 0
 
     @property
     def hears_every(self) -> int | None:
         """Return the updates between two logs, at which calls end."""
         return self._every
 
-    write_epoch: Callable[..., None]
-    write_updates: Callable[..., None]
+    write: Callable[[str, Mapping[str, Any], int], None]
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Set the count of updates to 0."""
         self.updates = 0
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """Take the number of the call's first update."""
-        self._first_update = batch
-
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """Count the call's updates, and log metrics every `update_freq` updates."""
-        before = self.updates
-        self.updates += batch - self._first_update + 1
+        before, self.updates = self.updates, self.run.updates
         if self._every and self.updates // self._every > before // self._every:
-            self.write_updates(logs)
+            self.write("batch", logs, self.updates)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Log the metrics of the epoch."""
-        self.write_epoch(epoch, logs)
+        self.write("epoch", logs, epoch)
+
+    def histograms(self, epoch: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+        """Yield name and finite values of each weight and buffer of floats, if due.
+
+        All weights are copied to the host. A tensor without finite values is left out.
+
+        Args:
+            epoch: Index of the epoch, from 0.
+
+        Yields:
+            Name in the state dict, and float32 values in one dimension.
+        """
+        if not self.histogram_freq or epoch % self.histogram_freq:
+            return
+        for name, tensor in self.model.copied_weights().items():
+            if tensor.is_floating_point():
+                values: np.ndarray[Any, Any] = tensor.float().reshape(-1).numpy()
+                finite = values[np.isfinite(values)]
+                if finite.size:
+                    yield name, finite
 
 
 class RunLogger(FigureLogger):
-    """Base of loggers for services with runs: join the active run, or begin one.
+    """Base of loggers for services with runs: join the active run, or begin a run.
 
     A run that the logger begins ends with `fit`, as failed if `fit` raised. A resumed
     `fit` continues it. Classes have `active_run()`, which returns the service's active
-    run or None; `begin_run()`, which begins one, or continues that of `run_id`; and
+    run or None; `begin_run()`, which begins a run, or continues that of `run_id`; and
     `end_run(is_failed=)`.
 
     Args:
@@ -99,12 +117,17 @@ class RunLogger(FigureLogger):
         "run_id": optional(text),
     }
 
-    def __init__(self, update_freq: int | str, arguments: dict[str, Any]) -> None:
-        super().__init__(update_freq)
+    def __init__(
+        self,
+        arguments: dict[str, Any],
+        update_freq: int | str,
+        histogram_freq: int = 0,
+    ) -> None:
+        super().__init__(update_freq, histogram_freq)
         self.arguments = arguments
         self.run_id: str | None = None
         self._active: Any = None
-        self._is_own = False
+        self._has_begun = False
 
     active_run: Callable[..., Any]
     begin_run: Callable[..., Any]
@@ -116,16 +139,15 @@ class RunLogger(FigureLogger):
         self.run_id = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Join the active run, or begin one; a resumed run has its state by now."""
+        """Join the active run, or begin a run; a resumed run has its state by now."""
         if self._active is None:
             self._active = self.active_run()
-            self._is_own = self._active is None
-            if self._is_own:
+            self._has_begun = self._active is None
+            if self._has_begun:
                 self._active = self.begin_run()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
         """Join a run, for a run that is resumed inside an epoch."""
-        super().on_train_batch_begin(batch, logs)
         self.on_epoch_begin(self.run.epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
@@ -137,9 +159,9 @@ class RunLogger(FigureLogger):
         self._leave(is_failed=True)
 
     def _leave(self, *, is_failed: bool) -> None:
-        if self._is_own:
+        if self._has_begun:
             self.end_run(is_failed=is_failed)
-        self._active, self._is_own = None, False
+        self._active, self._has_begun = None, False
 
 
 class CSVLogger(Callback):
@@ -181,8 +203,8 @@ class CSVLogger(Callback):
         separator: str = ",",
         append: bool = False,
     ) -> None:
-        is_one = isinstance(separator, str) and len(separator) == 1
-        if not is_one or not (separator.isprintable() or separator == "\t"):
+        is_character = isinstance(separator, str) and len(separator) == 1
+        if not is_character or not (separator.isprintable() or separator == "\t"):
             refuse("separator", separator, "one printable character, or a tab")
         self.filename = str(as_path(filename, "filename"))
         check_flags("CSVLogger", append=append)
@@ -260,8 +282,8 @@ class CSVLogger(Callback):
         written = path.read_bytes() if is_kept else b""
         size = min(self.begin, len(written))
         # A resumed run keeps its header and the whole rows of the epochs before.
-        own = written[size:].splitlines(keepends=True) if self._is_resumed else []
-        for line in own:
+        lines = written[size:].splitlines(keepends=True) if self._is_resumed else []
+        for line in lines:
             first = line.decode(errors="replace").split(self.separator)[0].strip()
             is_over = first.isdecimal() and int(first) >= epoch
             if is_over or not line.endswith(b"\n"):
@@ -332,31 +354,25 @@ class TensorBoard(FigureLogger):
         update_freq: int | str = "epoch",
         histogram_freq: int = 0,
     ) -> None:
-        super().__init__(update_freq)
-        check_whole("histogram_freq", histogram_freq, of=type(self).__name__)
-        self.histogram_freq = histogram_freq
+        super().__init__(update_freq, histogram_freq)
         self.log_dir = str(as_path(log_dir, "log_dir"))
         module = need("torch.utils.tensorboard", "TensorBoard", "ipufit[tensorboard]")
         self._make_writer = module.SummaryWriter
         self._writers: dict[str, Any] = {}
 
-    def write_updates(self, logs: dict[str, Any]) -> None:
-        """Write the metrics so far as `batch_<name>`."""
-        self._write("train", "batch_{}", logs, self.updates)
-
-    def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Write the metrics of an epoch as `epoch_<name>`, and flush the files."""
-        val = "val_"
-        validation = {n[len(val) :]: v for n, v in logs.items() if n.startswith(val)}
-        training = {n: v for n, v in logs.items() if not n.startswith(val)}
-        training["learning_rate"] = learning_rate(self.model.optimizer)
-        self._write("train", "epoch_{}", training, epoch)
-        self._write("validation", "epoch_{}", validation, epoch)
-        if is_histogram_due(self.histogram_freq, epoch):
-            writer = self._writer("train")
-            for name, values in histogram_values(self.model):
-                writer.add_histogram(name.replace(".", "/"), values, epoch)
-        self._flush()
+    def write(self, group: str, logs: Mapping[str, Any], step: int) -> None:
+        """Write metrics as `epoch_<name>` or `batch_<name>`; flush after an epoch."""
+        training = {n: v for n, v in logs.items() if not n.startswith("val_")}
+        if group == "epoch":
+            training["learning_rate"] = learning_rate(self.model.optimizer)
+        self._write("train", group + "_{}", training, step)
+        validation = {n[4:]: v for n, v in logs.items() if n.startswith("val_")}
+        self._write("validation", group + "_{}", validation, step)
+        if group == "epoch":
+            for name, values in self.histograms(step):
+                writer = self._writer("train")
+                writer.add_histogram(name.replace(".", "/"), values, step)
+            self._flush()
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
         """Write the metrics of an evaluation as `evaluation_<name>_vs_iterations`."""
@@ -432,9 +448,7 @@ class WandbLogger(RunLogger):
         histogram_freq: int = 0,
         **arguments: Any,
     ) -> None:
-        super().__init__(update_freq, arguments)
-        check_whole("histogram_freq", histogram_freq, of=type(self).__name__)
-        self.histogram_freq = histogram_freq
+        super().__init__(arguments, update_freq, histogram_freq)
         self._wandb = need("wandb", "WandbLogger", "wandb")
 
     def active_run(self) -> Any:
@@ -452,23 +466,13 @@ class WandbLogger(RunLogger):
         """Finish the run with exit code 1 if `fit` failed, else 0."""
         self._active.finish(exit_code=int(is_failed))
 
-    def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Log the metrics of an epoch as `epoch/<name>`."""
-        histograms = {}
-        if is_histogram_due(self.histogram_freq, epoch):
-            histograms = {
-                f"weights/{name}": self._wandb.Histogram(values)
-                for name, values in histogram_values(self.model)
-            }
-        self._log("epoch", {"epoch": epoch, **logs}, histograms)
-
-    def write_updates(self, logs: dict[str, Any]) -> None:
-        """Log the metrics so far as `batch/<name>`."""
-        self._log("batch", {"updates": self.updates, **logs}, {})
-
-    def _log(self, group: str, figures: dict[str, Any], more: dict[str, Any]) -> None:
-        named = {f"{group}/{name}": value for name, value in figures.items()}
-        self._active.log({**named, **more})
+    def write(self, group: str, logs: Mapping[str, Any], step: int) -> None:
+        """Log metrics as `epoch/<name>` or `batch/<name>`."""
+        step_name = "epoch" if group == "epoch" else "updates"
+        figures = {f"{group}/{n}": v for n, v in {step_name: step, **logs}.items()}
+        for name, values in self.histograms(step) if group == "epoch" else ():
+            figures[f"weights/{name}"] = self._wandb.Histogram(values)
+        self._active.log(figures)
 
 
 class MLflowLogger(RunLogger):
@@ -503,7 +507,7 @@ class MLflowLogger(RunLogger):
     """
 
     def __init__(self, update_freq: int | str = "epoch", **arguments: Any) -> None:
-        super().__init__(update_freq, arguments)
+        super().__init__(arguments, update_freq)
         self._mlflow = need("mlflow", "MLflowLogger", "mlflow")
 
     def active_run(self) -> Any:
@@ -521,44 +525,8 @@ class MLflowLogger(RunLogger):
         """End the run as `FINISHED` or `FAILED`."""
         self._mlflow.end_run(status="FAILED" if is_failed else "FINISHED")
 
-    def write_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Log the metrics of an epoch."""
-        self._mlflow.log_metrics(dict(logs), step=epoch)
-
-    def write_updates(self, logs: dict[str, Any]) -> None:
-        """Log the metrics so far as `batch_<name>`."""
-        figures = {f"batch_{name}": value for name, value in logs.items()}
-        self._mlflow.log_metrics(figures, step=self.updates)
-
-
-def is_histogram_due(freq: int, epoch: int) -> bool:
-    """Return whether histograms are due: after the first epoch, then every `freq`.
-
-    Args:
-        freq: Number of epochs from one histogram to the next; 0 for none.
-        epoch: Index of the epoch, from 0.
-
-    Example:
-        >>> [epoch for epoch in range(6) if is_histogram_due(2, epoch)]
-        [0, 2, 4]
-    """
-    return freq > 0 and epoch % freq == 0
-
-
-def histogram_values(model: Any) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Yield the finite values of each weight and each floating-point buffer, by name.
-
-    All weights are copied to the host. A tensor without finite values is left out.
-
-    Args:
-        model: Model with `copied_weights`.
-
-    Yields:
-        Name in the state dict, and float32 values in one dimension.
-    """
-    for name, tensor in model.copied_weights().items():
-        if tensor.is_floating_point():
-            values: np.ndarray[Any, Any] = tensor.float().reshape(-1).numpy()
-            finite = values[np.isfinite(values)]
-            if finite.size:
-                yield name, finite
+    def write(self, group: str, logs: Mapping[str, Any], step: int) -> None:
+        """Log metrics of epochs under their names, of calls as `batch_<name>`."""
+        prefix = "" if group == "epoch" else "batch_"
+        figures = {prefix + name: value for name, value in logs.items()}
+        self._mlflow.log_metrics(figures, step=step)

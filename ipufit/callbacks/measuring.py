@@ -275,10 +275,10 @@ class GradientMonitor(Callback):
         patterns = ["*"] if self.parameters is None else self.parameters
         wanted: set[str] = set()
         for pattern in patterns:
-            found = {name for name in names if fnmatchcase(name, pattern)}
-            if not found and self.parameters is not None:
+            matching = {name for name in names if fnmatchcase(name, pattern)}
+            if not matching and self.parameters is not None:
                 raise UnknownNameError("trainable parameter", pattern, names)
-            wanted |= found
+            wanted |= matching
         self._names = tuple(name for name in names if name in wanted)
         return self._names
 
@@ -330,6 +330,3 @@ class GradientMonitor(Callback):
             "global_clipnorm=1.0)), or look at the loss scaling in half precision.",
             NonFiniteGradientWarning,
         )
-
-
-_ROWS = 15  # of the table

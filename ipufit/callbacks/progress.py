@@ -49,7 +49,7 @@ class ProgressDisplay(Callback):
         check_function("clock", clock, of=type(self).__name__)
         if console is not None and not hasattr(console, "print"):
             refuse("console", console, "a rich.console.Console", type(self).__name__)
-        self._given_console = console
+        self._chosen_console = console
         self._clock = clock
         self._is_fit = False
         self._start_seconds = 0.0
@@ -59,9 +59,9 @@ class ProgressDisplay(Callback):
 
     @property
     def _console(self) -> Console:
-        if self._given_console is None:
-            self._given_console = _standard_output()
-        return self._given_console
+        if self._chosen_console is None:
+            self._chosen_console = _standard_output()
+        return self._chosen_console
 
     @property
     def is_due(self) -> bool:
@@ -107,8 +107,8 @@ class ProgressDisplay(Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
         """Start the clock."""
-        self._start_clock()
-        self._begin(f"Epoch {epoch + 1}/{self.params['epochs']}")
+        counted = f"{epoch + 1}/{self.params['epochs']}"
+        self._begin(f"Epoch {counted}", counted)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """Show the updates of the call, and the metrics so far."""
@@ -116,13 +116,12 @@ class ProgressDisplay(Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Show the metrics of the epoch."""
-        self._end(logs)
+        self._finish(logs)
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
         """Start the clock of an `evaluate`."""
         if not self._is_fit:
-            self._start_clock()
-            self._begin("Evaluating")
+            self._begin("Evaluating", "Evaluated")
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """Show the steps of an `evaluate`, and the metrics so far."""
@@ -132,12 +131,11 @@ class ProgressDisplay(Callback):
     def on_test_end(self, logs: dict[str, Any]) -> None:
         """Show the metrics of an `evaluate`; a validation's are shown by the epoch."""
         if not self._is_fit:
-            self._end(logs)
+            self._finish(logs)
 
     def on_predict_begin(self, logs: dict[str, Any]) -> None:
         """Start the clock."""
-        self._start_clock()
-        self._begin("Predicting")
+        self._begin("Predicting", "Predicted")
 
     def on_predict_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """Show the steps of the call."""
@@ -145,22 +143,30 @@ class ProgressDisplay(Callback):
 
     def on_predict_end(self, logs: dict[str, Any]) -> None:
         """Show the time that the prediction took."""
-        self._end({})
+        self._finish({})
 
-    def _begin(self, title: str) -> None:
-        """Show that an epoch, an evaluation or a prediction begins."""
+    def _begin(self, title: str, end_title: str) -> None:
+        """Start the clock, and show that an epoch, evaluation or prediction begins.
+
+        Args:
+            title: What begins, such as "Epoch 1/3".
+            end_title: Title of its last line.
+        """
+        self._start_seconds = self._clock()
+        self._samples_before = self.run.samples
+        self._steps_done = 0
 
     def _advance(self, steps: int, logs: dict[str, Any] | None) -> None:
         """Count a call, and show its metrics; None if there are none."""
         self._steps_done = steps
 
+    def _finish(self, logs: dict[str, Any]) -> None:
+        """Show the last metrics, unless there were no steps, as in Keras."""
+        if self._steps_done:
+            self._end(logs)
+
     def _end(self, logs: dict[str, Any]) -> None:
         """Show the last metrics."""
-
-    def _start_clock(self) -> None:
-        self._start_seconds = self._clock()
-        self._samples_before = self.run.samples
-        self._steps_done = 0
 
     def _seconds(self) -> float:
         return self._clock() - self._start_seconds
@@ -187,7 +193,7 @@ class _Printing(ProgressDisplay):
         """Whether standard error is a terminal on which rich draws no bar now."""
         stderr = sys.stderr
         is_terminal = stderr is not None and stderr.isatty()
-        is_free = stderr is sys.__stderr__  # rich replaces it below a bar of its own
+        is_free = stderr is sys.__stderr__  # rich replaces it below its bar
         return is_terminal and is_free and can_redraw(self._console)
 
     @contextlib.contextmanager
@@ -210,7 +216,8 @@ class _Printing(ProgressDisplay):
                 self._console.control(Control(ControlType.CARRIAGE_RETURN, erase))
             self._print(line)
 
-    def _begin(self, title: str) -> None:
+    def _begin(self, title: str, end_title: str) -> None:
+        super()._begin(title, end_title)
         if self._compile_seconds is not None:
             self._print(f"Compiled in {self._compile_seconds:.1f} s")
             self._compile_seconds = None
@@ -231,17 +238,15 @@ class _Printing(ProgressDisplay):
 
 
 class LineProgress(_Printing):
-    """Display of `verbose=2`: Keras's lines, after one for compilations."""
+    """Display of `verbose=2`: Keras's lines, after a line for compilations."""
 
-    def _begin(self, title: str) -> None:
-        super()._begin(title)
+    def _begin(self, title: str, end_title: str) -> None:
+        super()._begin(title, end_title)
         if self._is_fit and self.params["epochs"] > 1:
             self._print(title)
 
     def _end(self, logs: dict[str, Any]) -> None:
         done = self._steps_done
-        if not done:  # as in Keras
-            return
         planned = self.params.get("steps", self.params.get("calls")) or done
         seconds = self._seconds()
         figures = f" - {format_logs(logs)}" if logs else ""
@@ -271,11 +276,10 @@ class ProgressBar(_Printing):
         >>> bar = ProgressBar(Console(file=sys.stderr))
     """
 
-    _console_with_bar: ClassVar[Console | None] = None  # of this run, or an outer one
+    _console_with_bar: ClassVar[Console | None] = None  # of this or an outer run
     _live: Live | None = None
     _cell: Any = None  # the handle of an output in a notebook
-    _title = ""
-    _figures = ""
+    _title = _end_title = _figures = ""
     _shown_at = 0.0
     _first_call: tuple[float, int] | None = None  # seconds and steps at its end
 
@@ -293,10 +297,11 @@ class ProgressBar(_Printing):
             self._live.transient = False
         self._stop()
 
-    def _begin(self, title: str) -> None:
+    def _begin(self, title: str, end_title: str) -> None:
         """Start a bar."""
-        super()._begin(title)
-        self._title, self._figures, self._shown_at = title, "", -math.inf
+        super()._begin(title, end_title)
+        self._title, self._end_title = title, end_title
+        self._figures, self._shown_at = "", -math.inf
         self._first_call, console = None, self._console
         if _is_in_notebook(console):
             display = import_module("IPython.display").display
@@ -319,17 +324,16 @@ class ProgressBar(_Printing):
             figures = format_logs(logs or {}, "  ", " ")
             self._figures = f"{rate}  {figures}" if self._is_fit else figures
             if self._cell is not None:
-                text = "".join(one.text for one in self._console.render(self._bar()))
+                text = "".join(s.text for s in self._console.render(self._bar()))
                 self._cell.update({"text/plain": text}, raw=True)
 
-    def _end(self, logs: dict[str, Any]) -> None:
+    def _finish(self, logs: dict[str, Any]) -> None:
         """Replace the bar by a line with the last metrics."""
         self._stop()
-        if not self._steps_done:  # as in Keras
-            return
-        titles = {"Evaluating": "Evaluated", "Predicting": "Predicted"}
-        title = titles.get(self._title, self._title.replace("Epoch ", ""))
-        seconds = self._seconds()
+        super()._finish(logs)
+
+    def _end(self, logs: dict[str, Any]) -> None:
+        title, seconds = self._end_title, self._seconds()
         time_taken = f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
         figures = format_logs(logs, "  ", " ")
         line = "  ".join(filter(None, (f"{title} {time_taken}", figures)))
@@ -428,7 +432,7 @@ def _standard_output() -> Console:
     console = Console()
     if not console.is_jupyter:
         return console
-    # Else each line would be a page of HTML, and kernels ask for a terminal's colours.
+    # Else each line would be a page of HTML, and kernels ask for a terminal's colors.
     return Console(force_jupyter=False, force_terminal=False, width=100)
 
 

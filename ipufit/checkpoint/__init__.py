@@ -6,7 +6,6 @@ from __future__ import annotations
 from .directory import (
     MANIFEST,
     Checkpoint,
-    Manifest,
     SavedAt,
     are_equal,
     belongs,
@@ -29,7 +28,6 @@ __all__ = [
     "MANIFEST",
     "Checkpoint",
     "CheckpointStore",
-    "Manifest",
     "SavedAt",
     "are_equal",
     "average_checkpoints",

@@ -10,11 +10,11 @@ the next write of the same name removes. The directories are opened once, and ev
 in them is done by their descriptors (`ipufit._files`).
 
 A directory can't be renamed over another. So an old checkpoint is renamed to a hidden
-path beside it (`.NAME.XXXXXXXX.old`) before the new one takes its name. A reader that
+path beside it (`.NAME.XXXXXXXX.old`) before the new takes its name. A reader that
 finds nothing under the name looks there.
 
-No function deletes a whole tree: files that a checkpoint may have are deleted one by
-one, and a directory that holds anything else is left alone.
+No function deletes a whole tree: only the files that a checkpoint may have are
+deleted, and a directory that holds anything else is left alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,16 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Callable, Iterable, Mapping, NamedTuple
+from typing import (
+    IO,
+    Any,
+    Callable,
+    Iterable,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    Tuple,
+)
 
 import torch
 from safetensors import SafetensorError  # type: ignore[attr-defined,unused-ignore]
@@ -46,9 +55,9 @@ from ipufit._files import (
     open_folder,
     open_regular,
     put,
+    remove,
     write_parts,
 )
-from ipufit._files import remove as remove_hidden
 from ipufit._kinds import (
     Kind,
     are_numbers,
@@ -139,7 +148,7 @@ class SavedAt:
 
     Args:
         update: Number of weight updates.
-        monitor: Name of the metric, such as "val_loss"; None without one.
+        monitor: Name of the metric, such as "val_loss"; None without a metric.
         value: Value of the metric; None if it wasn't known.
         mode: Whether "min" or "max" of the metric is better; None if unknown.
         epoch: Number of complete epochs.
@@ -157,6 +166,35 @@ class SavedAt:
     def plain(self) -> dict[str, Any]:
         """Return the values that a file of weights contains, too."""
         return {name: getattr(self, name) for name in _MOMENT}
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sort key: checkpoints of a store in the order of writing, others before."""
+        return self.sequence or 0, self.update
+
+
+def best_saved(saved: Sequence[Saved], mode: str | None, count: int) -> list[Saved]:
+    """Choose the checkpoints with the best metric, the oldest of equals first.
+
+    Args:
+        saved: Paths and moments of checkpoints, oldest first. Those without a metric,
+            or with NaN, are left out.
+        mode: Whether "min" or "max" of the metric is better; None for all, unsorted.
+        count: Number of checkpoints to choose.
+    """
+    rated = [
+        (path, moment)
+        for path, moment in saved
+        if moment.value is not None and not math.isnan(moment.value)
+    ]
+    if mode is None:
+        return rated
+    is_max = mode == "max"
+    return sorted(rated, key=lambda item: item[1].value or 0.0, reverse=is_max)[:count]
+
+
+Saved = Tuple[Path, SavedAt]
+"""Path of a checkpoint, or of a file of weights, and when it was saved."""
 
 
 class Manifest(NamedTuple):
@@ -260,10 +298,10 @@ def _encoded(value: Any, where: str, depth: int) -> Any:
             f"{where} is nested more than {MAX_DEPTH - 1} levels deep: flatten it."
         )
     if isinstance(value, list):
-        if are_numbers(value) and all(abs(one) < 2**63 for one in value):
+        if are_numbers(value) and all(abs(item) < 2**63 for item in value):
             return value
-        return [_encoded(one, f"{where}[{i}]", depth) for i, one in enumerate(value)]
-    items = {n: _encoded(one, f"{where}[{n!r}]", depth) for n, one in value.items()}
+        return [_encoded(item, f"{where}[{i}]", depth) for i, item in enumerate(value)]
+    items = {n: _encoded(item, f"{where}[{n!r}]", depth) for n, item in value.items()}
     return {"$dict": items} if is_wrapped else items
 
 
@@ -321,8 +359,8 @@ def _short(token: str) -> int:
 def dump_manifest(files: Mapping[str, Written], moment: SavedAt | None) -> bytes:
     """Encode `manifest.json`.
 
-    It has a checksum of its own: `manifest_sha256` is that of its bytes with 64 zeros
-    in the place of the digits.
+    Its checksum `manifest_sha256` is that of its bytes with 64 zeros in the place of
+    the digits.
     """
     content: dict[str, Any] = {
         "format": _FORMAT,
@@ -337,7 +375,9 @@ def dump_manifest(files: Mapping[str, Written], moment: SavedAt | None) -> bytes
         if moment.sequence is not None:
             values = moment.sequence, moment.epoch, moment.update, moment.value
             content["record"] = dict(zip(_RECORD, values))
-    content["files"] = [{"name": name, **one._asdict()} for name, one in files.items()]
+    content["files"] = [
+        {"name": n, **written._asdict()} for n, written in files.items()
+    ]
     data = dump_json(content, indent=1)
     digest = hashlib.sha256(data).hexdigest()
     return data.replace(_NO_DIGEST.encode(), digest.encode(), 1)
@@ -350,31 +390,34 @@ def load_manifest(data: bytes) -> Manifest:
         ValueError: It is damaged or malformed; the text says how.
         CheckpointError: A newer version of ipufit wrote it.
     """
-    given = load_json(data)
-    if not isinstance(given, dict) or given.get("format") != _FORMAT:
+    content = load_json(data)
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ValueError(f"it doesn't name the format {_FORMAT!r}")
-    digest = str(given.get("manifest_sha256")).encode("utf-8", "replace")
+    digest = str(content.get("manifest_sha256")).encode("utf-8", "replace")
     zeroed = data.replace(digest, _NO_DIGEST.encode(), 1)
     if hashlib.sha256(zeroed).hexdigest().encode() != digest:
         raise ValueError("its own checksum doesn't fit")
-    version: Any = given.get("version")
+    version: Any = content.get("version")
     if type(version) is not int or version < 1:
         raise ValueError("its version is no positive integer")
     if version > _VERSION:
         raise CheckpointError(
             f"{MANIFEST} is of version {version} of the format, and this ipufit reads "
             f"up to version {_VERSION}: upgrade ipufit (it was written by "
-            f"{str(given.get('ipufit'))[:40]!r})."
+            f"{str(content.get('ipufit'))[:40]!r})."
         )
-    given = {"record": None, "moment": None, **given}
-    _check(fields(_MANIFEST), given, "it")
-    files = {one["name"]: Written(one["size"], one["sha256"]) for one in given["files"]}
+    content = {"record": None, "moment": None, **content}
+    _check(fields(_MANIFEST), content, "it")
+    files = {
+        entry["name"]: Written(entry["size"], entry["sha256"])
+        for entry in content["files"]
+    }
     for name in files:
         if not belongs(name) or name == MANIFEST:
             raise ValueError(f"it lists {name[:80]!r}, no name of a file in it")
-    if len(files) < len(given["files"]) or STATE not in files:
+    if len(files) < len(content["files"]) or STATE not in files:
         raise ValueError(f"it lists a file twice, or no {STATE}")
-    record, moment = given["record"], given["moment"]
+    record, moment = content["record"], content["moment"]
     if moment is not None:
         moment = moment_of(moment)
     if record is not None:
@@ -384,7 +427,7 @@ def load_manifest(data: bytes) -> Manifest:
     return Manifest(files, moment)
 
 
-def moment_of(given: Any) -> SavedAt:
+def moment_of(values: Any) -> SavedAt:
     """Check the plain values of a `SavedAt`, and create it.
 
     Raises:
@@ -394,12 +437,12 @@ def moment_of(given: Any) -> SavedAt:
         >>> moment_of({"update": 20}).update
         20
     """
-    if isinstance(given, dict):
-        given = {**dict.fromkeys(_MOMENT), **given}
-    _check(fields(_MOMENT), given, "moment")
-    if given["mode"] not in ("min", "max", None):
+    if isinstance(values, dict):
+        values = {**dict.fromkeys(_MOMENT), **values}
+    _check(fields(_MOMENT), values, "moment")
+    if values["mode"] not in ("min", "max", None):
         raise ValueError("moment.mode is neither min nor max")
-    return SavedAt(**{name: given[name] for name in _MOMENT})
+    return SavedAt(**{name: values[name] for name in _MOMENT})
 
 
 def _check(kind: Kind, value: Any, name: str) -> None:
@@ -421,8 +464,9 @@ def dump_tensors(
 
     Args:
         name: Name of the tensors in error messages.
-        more: Entries of the metadata of a file of its own, which gets a checksum, too;
-            None for a file of a checkpoint, whose manifest has the checksum.
+        more: Entries of the metadata of a file outside of checkpoints, which gets a
+            checksum, too; None for a file of a checkpoint, whose manifest has the
+            checksum.
 
     Raises:
         UnsupportedError: A name is no str, or a tensor is sparse, has no values or a
@@ -542,7 +586,7 @@ def load_tensors(
     the process.
 
     Args:
-        sha256: SHA-256 of the file; None for that in the header, if it has one.
+        sha256: SHA-256 of the file; None for the SHA-256 in the header, if it has any.
 
     Returns:
         Tensors by name. Tied names share one tensor.
@@ -577,24 +621,22 @@ def load_tensors(
             raise ValueError(f"{name[:80]!r} has an invalid shape") from error
     if sha256 not in (None, digest.hexdigest()):
         raise ValueError("its checksum doesn't fit")
-    tied = load_json(header.metadata.get(TIED_KEY, "[]").encode("utf-8", "replace"))
-    _check(list_of(list_of(text)), tied, TIED_KEY)
-    for names in tied:
+    groups = load_json(header.metadata.get(TIED_KEY, "[]").encode("utf-8", "replace"))
+    _check(list_of(list_of(text)), groups, TIED_KEY)
+    for names in groups:
         for name in names[1:]:
-            one, other = tensors.get(names[0]), tensors.get(name)
-            if one is None or other is None or not are_equal(one, other):
+            first, tied = tensors.get(names[0]), tensors.get(name)
+            if first is None or tied is None or not are_equal(first, tied):
                 raise ValueError(f"{names[0]!r} and {name!r} are tied, but differ")
-            tensors[name] = one
+            tensors[name] = first
     return {name: tensors[name] for name in sorted(tensors)}
 
 
-def are_equal(one: Tensor, other: Tensor) -> bool:
+def are_equal(a: Tensor, b: Tensor) -> bool:
     """Compare bytes: NaN equals NaN."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
-    return torch.equal(
-        one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8)
-    )
+    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 def copied_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -627,7 +669,7 @@ def tied_names(tensors: Mapping[str, Tensor]) -> list[list[str]]:
 
 
 def names_that_differ(
-    own: Mapping[str, Tensor], given: Mapping[str, Tensor], *properties: str
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor], *properties: str
 ) -> list[str]:
     """List names of tensors that only one side has, or whose properties differ.
 
@@ -635,13 +677,11 @@ def names_that_differ(
         >>> names_that_differ({"a": torch.ones(2)}, {"a": torch.ones(3)}, "shape")
         ['a']
     """
-    return [
-        name
-        for name in sorted({*own, *given})
-        if name not in own
-        or name not in given
-        or any(getattr(own[name], p) != getattr(given[name], p) for p in properties)
-    ]
+
+    def form(tensor: Tensor | None) -> Any:
+        return tensor is None or [getattr(tensor, name) for name in properties]
+
+    return [n for n in sorted({*a, *b}) if form(a.get(n)) != form(b.get(n))]
 
 
 MAX_READS = 100  # how often to read anew, if a writer replaced what was read
@@ -687,10 +727,10 @@ def what_loads(path: Path) -> str:
 
 
 def refuse_name_of_file(path: PathLike) -> None:
-    """Refuse a file, or the name of one, for a checkpoint, which is a directory.
+    """Refuse a file, or the name of a file, for a checkpoint, which is a directory.
 
     Raises:
-        ConfigError: The path is a file, or ends as the name of one.
+        ConfigError: The path is a file, or ends as the name of a file does.
     """
     target = as_path(path)
     if target.suffix.lower() in _SUFFIXES_OF_FILES or os.path.isfile(target):
@@ -716,7 +756,7 @@ def _current_path(target: Path) -> Path | None:
     """Find the checkpoint that should be at a path.
 
     Returns:
-        The path; or the hidden one of the old checkpoint, if a writer was killed
+        The path; or the hidden path of the old checkpoint, if a writer was killed
         between its two renames; or None if there is no checkpoint.
     """
     for _ in range(_NUM_LOOKS):
@@ -735,8 +775,8 @@ def _current_path(target: Path) -> Path | None:
     return None
 
 
-def remove(parent: int, name: str) -> None:
-    """Delete a checkpoint, so that a part of it never counts as a whole one.
+def delete_checkpoint(parent: int, name: str) -> None:
+    """Delete a checkpoint, so that a part of it never counts as a whole checkpoint.
 
     A directory that holds other files is left alone.
 
@@ -749,10 +789,10 @@ def remove(parent: int, name: str) -> None:
     trash = hidden_name(name, "trash")
     os.replace(name, trash, src_dir_fd=parent, dst_dir_fd=parent)
     os.fsync(parent)
-    delete(parent, trash)
+    delete_files(parent, trash)
 
 
-def delete(parent: int, name: str) -> None:
+def delete_files(parent: int, name: str) -> None:
     """Delete the files of a checkpoint, the manifest first, and their directory.
 
     Of a symbolic link only the link is deleted.
@@ -760,15 +800,15 @@ def delete(parent: int, name: str) -> None:
     Raises:
         OSError: A file can't be deleted, or the directory holds other files.
     """
-    remove_hidden(parent, name, _to_delete)
+    remove(parent, name, _order_of_deletion)
 
 
-def _try_to_delete(parent: int, name: str) -> None:
+def _try_to_delete_files(parent: int, name: str) -> None:
     with contextlib.suppress(OSError):  # the next write tries again
-        delete(parent, name)
+        delete_files(parent, name)
 
 
-def _to_delete(names: list[str]) -> list[str]:
+def _order_of_deletion(names: list[str]) -> list[str]:
     return sorted(filter(belongs, names), key=lambda name: (name != MANIFEST, name))
 
 
@@ -778,10 +818,10 @@ def _to_delete(names: list[str]) -> list[str]:
 def write_checkpoint(
     path: PathLike, checkpoint: Checkpoint, *, moment: SavedAt | None = None
 ) -> None:
-    """Write a checkpoint, or keep the old one whole.
+    """Write a checkpoint, or keep the old checkpoint whole.
 
-    If the process is killed at any moment, the path has the old checkpoint or the new
-    one (or none, if there was none). Only one process may write to a path at a time.
+    If the process is killed at any moment, the path has the old or the new checkpoint
+    (or none, if there was none). Only one process may write to a path at a time.
 
     Args:
         path: A directory; its parents are made. A checkpoint there is replaced.
@@ -823,7 +863,7 @@ def write_at(target: Path, checkpoint: Checkpoint, moment: SavedAt | None) -> No
         make_folder(target.parent)
         with open_folder(target.parent) as parent:
             _restore_old(parent, target)
-            beside = draft(parent, target.name, 0o777, _to_delete)
+            beside = draft(parent, target.name, 0o777, _order_of_deletion)
             with beside as (hidden, folder):
                 files = {STATE: _write_file(folder, STATE, [state])}
                 for group, tensors in checkpoint.tensors.items():
@@ -851,7 +891,7 @@ def _write_file(folder: int, name: str, parts: Iterable[bytes | memoryview]) -> 
 
     Raises:
         OSError: The file exists, or can't be written; or the directory is of somebody
-            else, who has put it in the place of this process's own.
+            else, who has put it in the place of this process's directory.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o666, dir_fd=folder)
@@ -888,15 +928,15 @@ def _restore_old(parent: int, target: Path) -> None:
             f"{str(target)!r} holds {foreign[0]!r}, which isn't a checkpoint's, "
             "and would be lost: give another path, or move it away."
         )
-    delete_leftovers(parent, re.escape(target.name), "old", _try_to_delete)
+    delete_leftovers(parent, re.escape(target.name), "old", _try_to_delete_files)
 
 
 def _put(parent: int, hidden: str, folder: int, name: str) -> None:
-    """Rename a complete directory to its name, durably, and delete the old one.
+    """Rename a complete directory to its name, durably, and delete the old directory.
 
     Raises:
         OSError: The directory can't be renamed, or somebody has put something else in
-            its place. The old one is still there, or `_current_path` finds it.
+            its place. The old directory is still there, or `_current_path` finds it.
     """
     old = hidden_name(name, "old")
     with contextlib.suppress(FileNotFoundError):
@@ -911,7 +951,7 @@ def _put(parent: int, hidden: str, folder: int, name: str) -> None:
         with contextlib.suppress(OSError):  # unless only the last sync has failed
             os.replace(old, name, src_dir_fd=parent, dst_dir_fd=parent)
         raise
-    _try_to_delete(parent, old)
+    _try_to_delete_files(parent, old)
 
 
 # Reading -----------------------------------------------------------------------------
@@ -932,10 +972,10 @@ def load_checkpoint(path: PathLike) -> Checkpoint:
         DamagedCheckpointError: A file is missing, cut, changed or malformed.
         CheckpointError: A newer ipufit wrote it, or a file can't be read.
     """
-    found, _, contents = _read(path, belongs)
+    folder, _, contents = _read(path, belongs)
     state = contents.pop(STATE)
     tensors = {name[: -len(SUFFIX)]: group for name, group in contents.items()}
-    return Checkpoint(tensors, state, found)
+    return Checkpoint(tensors, state, folder)
 
 
 def read_group(path: PathLike, group: str) -> dict[str, Tensor]:
@@ -952,7 +992,7 @@ def read_group(path: PathLike, group: str) -> dict[str, Tensor]:
 def read_manifest(path: PathLike) -> Manifest:
     """Read the manifest, and check the sizes of the files.
 
-    This is fast. It finds missing and cut files, but not changed ones.
+    This is fast. It finds missing and cut files, but not changed bytes.
 
     Raises:
         MissingCheckpointError: There is no checkpoint.
@@ -968,7 +1008,7 @@ def _read(
     """Read files of a checkpoint that another process may replace meanwhile.
 
     A writer deletes the checkpoint that it has replaced. So an error counts only if the
-    checkpoint is still at the path; otherwise the new one is read.
+    checkpoint is still at the path; otherwise the new checkpoint is read.
 
     Args:
         is_wanted: Whether to read the file of a name.
@@ -978,17 +1018,17 @@ def _read(
     """
     target = Path(os.path.realpath(as_path(path)))
     for _ in range(MAX_READS):
-        found = _current_path(target)
-        if found is None:
+        there = _current_path(target)
+        if there is None:
             raise MissingCheckpointError(
                 f"There is no checkpoint at {str(target)!r}. Check the path."
             )
         try:
-            folder = os.open(found, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            folder = os.open(there, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise _blamed(found, "its directory", error) from error
+            raise _blamed(there, "its directory", error) from error
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, folder)
             name = MANIFEST
@@ -1017,12 +1057,12 @@ def _read(
                         if name == STATE
                         else load_tensors(file, headers[name], written.sha256)
                     )
-                return found, manifest, contents
+                return there, manifest, contents
             except (OSError, ValueError) as error:
                 current = _current_path(target)
                 with contextlib.suppress(FileNotFoundError):
                     if current and os.path.samestat(os.stat(current), os.fstat(folder)):
-                        raise _blamed(found, name, error) from error
+                        raise _blamed(there, name, error) from error
     raise CheckpointError(
         f"Checkpoint {str(target)!r} was replaced {MAX_READS} times while it was read: "
         "another process writes it faster than this one reads. Save less often, or "

@@ -48,9 +48,8 @@ class DirectoryLock:
                 if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
                     raise OSError(f"{self._path} isn't a file of its own")
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_held = self._is_there(
-                    descriptor
-                )  # else its last holder has deleted it
+                # The holder before may have deleted the file since it was opened.
+                is_held = self._is_there(descriptor)
             except BlockingIOError as error:
                 text = os.read(descriptor, 200).decode(errors="replace")
                 holder = "".join(filter(str.isprintable, text)) or "it has just begun"

@@ -2,21 +2,21 @@
 """A directory of checkpoints: find the latest and the best, and delete the others.
 
 Names are for people. Checkpoints are ordered by a number in each manifest, which counts
-writes. A run that continues from an older checkpoint writes newer ones, even if others
-have more updates.
+writes. What a run writes that continues from an older checkpoint is newer, even if
+other checkpoints have more updates.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import re
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Iterable, Iterator, List, Sequence, TypeVar
 
 from ipufit._arguments import (
     check_choice,
@@ -42,19 +42,20 @@ from ipufit.types import PathLike
 from .directory import (
     MAX_READS,
     Checkpoint,
+    Saved,
     SavedAt,
-    delete,
+    best_saved,
+    delete_checkpoint,
+    delete_files,
     load_checkpoint,
     read_manifest,
     refuse_name_of_file,
-    remove,
     write_at,
 )
 from .lock import LOCK, DirectoryLock
 
 T = TypeVar("T")
-_Found = List[Tuple[Path, SavedAt]]
-_Delete = Callable[[int, str], None]
+_Checkpoints = List[Saved]
 
 _ALIKE = {"ConfigError": ConfigError, "UnsupportedError": UnsupportedError}
 """Errors that others raise as they are: callers catch them."""
@@ -118,7 +119,7 @@ class CheckpointStore:
         directory: Path of the directory, made when the first checkpoint is saved.
         keep_last: Number of the newest checkpoints to keep, without damaged ones; None
             keeps all.
-        keep_best: 1 to keep the checkpoint with the best metric as well, unless one of
+        keep_best: 1 to keep the checkpoint with the best metric as well, unless any of
             the newest is as good.
         mode: Whether "min" or "max" of the metric is better. None if unknown; then
             `keep_best` keeps all checkpoints with a metric. May be set later.
@@ -200,7 +201,7 @@ class CheckpointStore:
         """Write a checkpoint in this process, without the others."""
         with self._lock:
             self._delete_leftovers()
-            found = self._listed({}, is_strict=False)
+            before = self._listed({}, is_strict=False)
             path = self.directory / f"update-{moment.update:08d}"
             for number in itertools.count(2):
                 if not os.path.lexists(path):
@@ -210,33 +211,36 @@ class CheckpointStore:
                 moment,
                 value=None if moment.value is None else float(moment.value),
                 mode=self.mode,
-                sequence=1 + max((_order(one)[0] for one in found), default=0),
+                sequence=1 + max((at.sequence or 0 for _, at in before), default=0),
             )
             write_at(path, checkpoint, moment)
             self._known_damaged.discard(path)
             if self.keep_last is not None:
-                found = self._listed({}, is_strict=False)
-                sound = self._without_damaged(found)
-                # A run that goes on from an earlier checkpoint saves updates again.
-                newest = {one[1].update: one for one in sound}
-                kept = sorted(newest.values(), key=_order)[-self.keep_last :]
-                # The one just written, unless another process has deleted it.
-                oldest = found.index(kept[0]) if kept else 0
-                best = self._best_of(sound) if self.keep_best else []
-                values = [moment.value for _, moment in kept]
-                kept += [one for one in best if one[1].value not in values]
-                self._remove(
-                    one[0].name
-                    for index, one in enumerate(found)
-                    if (index < oldest or one in sound) and one not in kept
-                )
+                self._delete_superfluous(self.keep_last)
             return path
+
+    def _delete_superfluous(self, keep_last: int) -> None:
+        listed = self._listed({}, is_strict=False)
+        sound = self._without_damaged(listed)
+        # A run that goes on from an earlier checkpoint saves updates again.
+        newest = {at.update: (path, at) for path, at in sound}
+        kept = sorted(newest.values(), key=_order)[-keep_last:]
+        # The checkpoint just written, unless another process has deleted it.
+        oldest = listed.index(kept[0]) if kept else 0
+        best = self._best_of(sound) if self.keep_best else []
+        values = [at.value for _, at in kept]
+        kept += [(path, at) for path, at in best if at.value not in values]
+        self._delete(
+            checkpoint[0].name
+            for index, checkpoint in enumerate(listed)
+            if (index < oldest or checkpoint in sound) and checkpoint not in kept
+        )
 
     def all(self) -> list[Path]:
         """Return the checkpoints with an intact manifest and sizes, oldest first.
 
         Raises:
-            CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
+            CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
         """
         return [path for path, _ in self._sound()]
 
@@ -246,7 +250,7 @@ class CheckpointStore:
         Checksums aren't compared: `load_latest` does.
 
         Raises:
-            CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
+            CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
         """
         sound = self._sound()
         return sound[-1][0] if sound else None
@@ -256,7 +260,7 @@ class CheckpointStore:
 
         Raises:
             ConfigError: Several checkpoints have a metric, and `mode` is None.
-            CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
+            CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
         """
         best = self._best_of(self._sound())
         if len(best) > 1:
@@ -274,7 +278,7 @@ class CheckpointStore:
 
         Raises:
             DamagedCheckpointError: All checkpoints are damaged.
-            CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
+            CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
 
         Warns:
             CheckpointWarning: Damaged checkpoints were skipped; says which, and why.
@@ -291,7 +295,7 @@ class CheckpointStore:
         Raises:
             ConfigError: Another run has the directory; says who.
         """
-        if self._is_held:  # by the run around this one
+        if self._is_held:  # by the run around this run
             yield
             return
         locks: list[DirectoryLock] = []
@@ -321,67 +325,55 @@ class CheckpointStore:
         with self._lock:
             self._delete_leftovers()
             damaged: dict[Path, CheckpointError] = {}
-            found = self._listed(damaged, is_strict=False)
-            paths = *(path for path, _ in found), *damaged
-            self._remove(path.name for path in paths)
+            listed = self._listed(damaged, is_strict=False)
+            paths = *(path for path, _ in listed), *damaged
+            self._delete(path.name for path in paths)
             with contextlib.suppress(OSError):  # somebody's files are in it
                 (self.directory / LOCK).unlink(missing_ok=True)
                 self.directory.rmdir()
 
-    def _sound(self) -> _Found:
+    def _sound(self) -> _Checkpoints:
         """List the checkpoints that aren't known to be damaged, oldest first."""
         return self._without_damaged(self._listed({}))
 
-    def _without_damaged(self, found: _Found) -> _Found:
-        return [one for one in found if one[0] not in self._known_damaged]
+    def _without_damaged(self, listed: _Checkpoints) -> _Checkpoints:
+        return [(path, at) for path, at in listed if path not in self._known_damaged]
 
-    def _best_of(self, found: _Found) -> _Found:
+    def _best_of(self, listed: _Checkpoints) -> _Checkpoints:
         """Return the best checkpoint, or all with a metric if `mode` is None."""
-        rated = [
-            (value, one)
-            for one in found
-            for value in [one[1].value]
-            if value is not None and not math.isnan(value)
-        ]
-        if self.mode is None or not rated:
-            return [one for _, one in rated]
-        better = min if self.mode == "min" else max
-        return [better(rated, key=lambda item: item[0])[1]]  # the oldest of equals
+        return best_saved(listed, self.mode, 1)
 
     def _delete_leftovers(self) -> None:
         """Delete half-written and half-deleted files of killed processes."""
         if self.directory.is_dir():
             with open_folder(self.directory) as folder:
-                kinds = "partial|trash"
-                delete_leftovers(folder, _NAME.pattern, kinds, self._or_warn(delete))
+                delete = partial(self._delete_or_warn, delete_files)
+                delete_leftovers(folder, _NAME.pattern, "partial|trash", delete)
 
-    def _remove(self, names: Iterable[str]) -> None:
+    def _delete(self, names: Iterable[str]) -> None:
         """Delete checkpoints by their names."""
         if self.directory.is_dir():
             with open_folder(self.directory) as folder:
                 for name in names:
-                    self._or_warn(remove)(folder, name)
+                    self._delete_or_warn(delete_checkpoint, folder, name)
 
-    def _or_warn(self, delete: _Delete) -> _Delete:
-        """Return a function that deletes, and warns if it can't."""
-
-        def deleting(folder: int, name: str) -> None:
-            try:
-                delete(folder, name)
-            except FileNotFoundError:  # another process was faster
-                pass
-            except OSError as error:
-                warn(
-                    f"{str(self.directory / name)!r} isn't needed and couldn't be "
-                    f"deleted: {error.strerror}.",
-                    CheckpointWarning,
-                )
-
-        return deleting
+    def _delete_or_warn(
+        self, delete: Callable[[int, str], None], folder: int, name: str
+    ) -> None:
+        try:
+            delete(folder, name)
+        except FileNotFoundError:  # another process was faster
+            pass
+        except OSError as error:
+            warn(
+                f"{str(self.directory / name)!r} isn't needed and couldn't be "
+                f"deleted: {error.strerror}.",
+                CheckpointWarning,
+            )
 
     def _listed(
         self, damaged: dict[Path, CheckpointError], *, is_strict: bool = True
-    ) -> _Found:
+    ) -> _Checkpoints:
         """List the checkpoints with an intact manifest and sizes, oldest first.
 
         Another process may write and delete checkpoints meanwhile.
@@ -392,12 +384,12 @@ class CheckpointStore:
                 that can't be read. Otherwise it is left out.
         """
         for _ in range(MAX_READS):
-            listed: _Found = []
+            listed: _Checkpoints = []
             names: list[str] = []
             is_stale = False
             if self.directory.is_dir():
-                with os.scandir(self.directory) as found:
-                    names = [one.name for one in found if one.is_dir()]
+                with os.scandir(self.directory) as entries:
+                    names = [entry.name for entry in entries if entry.is_dir()]
             for name in sorted(filter(_NAME.fullmatch, names)):
                 path = self.directory / name
                 try:
@@ -429,8 +421,8 @@ def load_newest(
 ) -> tuple[Path, Checkpoint] | None:
     """Load the newest intact checkpoint of a run from several stores.
 
-    Each store offers its last intact checkpoint. The one with most updates is loaded;
-    of equals, the first store's.
+    Each store offers its last intact checkpoint. The checkpoint with most updates is
+    loaded; of equals, the first store's.
 
     Args:
         stores: The stores, at least one.
@@ -440,7 +432,7 @@ def load_newest(
 
     Raises:
         DamagedCheckpointError: All checkpoints are damaged.
-        CheckpointError: A newer ipufit wrote a checkpoint, or one can't be read.
+        CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
 
     Warns:
         CheckpointWarning: Damaged checkpoints were skipped; says which, and why.
@@ -486,13 +478,13 @@ def load_newest(
     raise _always_deleted(stores)
 
 
-def _order(one: tuple[Path, SavedAt]) -> tuple[int, int, str]:
-    path, moment = one
-    return moment.sequence or 0, moment.update, path.name
+def _order(checkpoint: Saved) -> tuple[int, int, str]:
+    path, moment = checkpoint
+    return (*moment.order, path.name)
 
 
-def _progress(found: _Found) -> tuple[int, int]:
-    _, moment = found[-1]
+def _progress(listed: _Checkpoints) -> tuple[int, int]:
+    _, moment = listed[-1]
     return moment.update, moment.epoch
 
 

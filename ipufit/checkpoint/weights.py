@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Save and load weights in one file, and average those of several checkpoints.
 
-The file is in the format of safetensors, under the user's own parameter names. A state
+The file is in the format of safetensors, under the user's names of parameters. A state
 dict of torch can be read, too.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import warnings
@@ -49,6 +48,7 @@ from .directory import (
     SUFFIX,
     TORCH_SUFFIXES,
     SavedAt,
+    best_saved,
     dump_json,
     dump_tensors,
     load_json,
@@ -158,8 +158,8 @@ def read_moment(path: Path) -> tuple[SavedAt | None, bool]:
     """
     with _opened(path) as file:
         metadata = read_header(file).metadata
-        given = load_json(metadata.get(MOMENT_KEY, "null").encode("utf-8", "replace"))
-        moment = None if given is None else moment_of(given)
+        plain = load_json(metadata.get(MOMENT_KEY, "null").encode("utf-8", "replace"))
+        moment = None if plain is None else moment_of(plain)
         return moment, _AVERAGED_KEY in metadata
 
 
@@ -195,13 +195,13 @@ def _state_dict(path: Path, file: IO[bytes]) -> dict[str, Tensor]:
             members = archive.infolist()
             is_script = any(Path(m.filename).name == "constants.pkl" for m in members)
             is_plain = all(
-                one.compress_type == zipfile.ZIP_STORED  # as torch writes
-                and one.compress_size == one.file_size
-                and not one.external_attr & _IS_DIRECTORY  # torch reads no bytes of it
-                for one in members
+                member.compress_type == zipfile.ZIP_STORED  # as torch writes
+                and member.compress_size == member.file_size
+                and not member.external_attr & _IS_DIRECTORY  # torch reads no bytes
+                for member in members
             )
             size = os.fstat(file.fileno()).st_size  # more if members overlap
-            is_plain = is_plain and sum(one.file_size for one in members) < size
+            is_plain = is_plain and sum(m.file_size for m in members) < size
             is_whole = is_plain and archive.testzip() is None
     if is_script:
         raise DataError(
@@ -216,26 +216,26 @@ def _state_dict(path: Path, file: IO[bytes]) -> dict[str, Tensor]:
         )
     file.seek(0)
     try:
-        with warnings.catch_warnings():  # torch 2.0 warns of its own TypedStorage
+        with warnings.catch_warnings():  # torch 2.0 warns of its TypedStorage
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")
-            found: Any = torch.load(file, map_location="cpu", weights_only=True)
+            content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of any kind, with the advice to unpickle
         raise DataError(
             f"{str(path)!r} is damaged, or holds more than tensors, which is never "
             "unpickled. Use another copy, or save it again with "
             "torch.save(module.state_dict(), path)."
         ) from error
-    if not isinstance(found, Mapping):
+    if not isinstance(content, Mapping):
         raise DataError(
-            f"{str(path)!r} holds a {type(found).__name__}, not a state dict."
+            f"{str(path)!r} holds a {type(content).__name__}, not a state dict."
         )
     odd = [
         name
-        for name, value in found.items()
+        for name, value in content.items()
         if not isinstance(name, str) or not isinstance(value, Tensor)
     ]
     if odd:
-        inner = [name for name in odd if _is_state_dict(found[name])]
+        inner = [name for name in odd if _is_state_dict(content[name])]
         way = "Save the state dict alone."
         if inner:
             way = (
@@ -246,7 +246,7 @@ def _state_dict(path: Path, file: IO[bytes]) -> dict[str, Tensor]:
             f"{str(path)!r} is no state dict: {', '.join(map(repr, odd[:5]))} "
             f"{'is no tensor' if len(odd) == 1 else 'are no tensors'}. {way}"
         )
-    weights = {name: value.detach() for name, value in found.items()}
+    weights = {name: value.detach() for name, value in content.items()}
     for name, value in weights.items():
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
             raise DataError(
@@ -320,7 +320,7 @@ def average_checkpoints(
             a file of weights is damaged.
         MissingCheckpointError: There is none in the directory, or none at a path.
         DamagedCheckpointError: A checkpoint is damaged.
-        CheckpointError: A newer ipufit wrote one, or one can't be read.
+        CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
         FileError: The average can't be written.
 
     Warns:
@@ -416,33 +416,28 @@ def _order(moments: _Moments, path: Path) -> list[Any]:
     moment = moments[path]
     if moment is None or None in moments.values():
         return name
-    return [moment.sequence or 0, moment.update, name]
+    return [*moment.order, name]
 
 
 def _best(
     paths: Sequence[Path], moments: _Moments, count: int, mode: str | None
 ) -> list[Path]:
     """Choose the checkpoints with the best metric, in their order."""
-    rated = {
-        path: moment
-        for path in paths
-        for moment in [moments[path]]
-        if moment is not None
-        if moment.value is not None and not math.isnan(moment.value)
-    }
+    saved = [(path, at) for path in paths for at in [moments[path]] if at is not None]
+    rated = [moment for _, moment in best_saved(saved, None, count)]
     if not rated:
         raise ConfigError(
             f"None of the {len(paths)} checkpoints contains a metric, by which to "
             f"choose best={count}. ModelCheckpoint(monitor=...) writes it, if it is in "
             "the logs when it saves. Give last= instead."
         )
-    monitors = sorted({moment.monitor for moment in rated.values() if moment.monitor})
+    monitors = sorted({moment.monitor for moment in rated if moment.monitor})
     if len(monitors) > 1:
         raise ConfigError(
             f"The checkpoints contain different metrics: {', '.join(monitors)}. Give "
             "the paths of those with one metric."
         )
-    modes = {moment.mode for moment in rated.values() if moment.mode}
+    modes = {moment.mode for moment in rated if moment.mode}
     if mode is None and len(modes) == 1:
         mode = modes.pop()
     if mode is None:
@@ -450,8 +445,7 @@ def _best(
             "The checkpoints don't say whether more or less of their metric is better: "
             'give mode="min" or mode="max".'
         )
-    values = {path: moment.value or 0.0 for path, moment in rated.items()}
-    best = sorted(values, key=values.__getitem__, reverse=mode == "max")[:count]
+    best = {path for path, _ in best_saved(saved, mode, count)}
     return [path for path in paths if path in best]
 
 
@@ -463,7 +457,7 @@ def _average(paths: Sequence[Path], ema: float | None) -> dict[str, Tensor]:
         weights = read_group(path, "model") if path.is_dir() else load_weights(path)
         if not weights:
             raise DataError(f"{str(path)!r} holds no weights.")
-        forms = forms or {name: one.to("meta") for name, one in weights.items()}
+        forms = forms or {name: tensor.to("meta") for name, tensor in weights.items()}
         odd = names_that_differ(forms, weights, "shape", "dtype")
         if odd:
             names = ", ".join(odd[:8]) + (", ..." if odd[8:] else "")
@@ -486,8 +480,8 @@ def _average(paths: Sequence[Path], ema: float | None) -> dict[str, Tensor]:
                 sums[name] = torch.where(sums[name] == wide, wide, moving)
     count = len(paths) if ema is None else 1
     average = {
-        name: sums.pop(name).div_(count).to(one.dtype) if name in sums else one
-        for name, one in weights.items()
+        name: sums.pop(name).div_(count).to(last.dtype) if name in sums else last
+        for name, last in weights.items()
     }
     for first, *others in tied_names(weights):
         for name in others:

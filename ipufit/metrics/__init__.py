@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: F403 - each file lists its public names once, in its own `__all__`
+# ruff: noqa: F403 - each file lists its public names once, in its `__all__`
 """Metrics: values over all samples, computed from exact sums where possible."""
 
 from __future__ import annotations
@@ -27,14 +27,8 @@ from .regression import *
 from .streamed import *
 from .torchmetrics_adapter import *
 
-__all__: list[str] = []
-__all__ += base.__all__
-__all__ += classification.__all__
-__all__ += confusion.__all__
-__all__ += correlation.__all__
-__all__ += names.__all__
-__all__ += probabilistic.__all__
-__all__ += ranking.__all__
-__all__ += regression.__all__
-__all__ += streamed.__all__
-__all__ += torchmetrics_adapter.__all__
+_FILES = (
+    *(base, classification, confusion, correlation, names, probabilistic, ranking),
+    *(regression, streamed, torchmetrics_adapter),
+)
+__all__: list[str] = [name for file in _FILES for name in file.__all__]

@@ -19,15 +19,24 @@ import functools
 import inspect
 import math
 import operator
+import re
 from contextvars import ContextVar
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import (
+    Any,
+    Callable,
+    Iterator,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ipufit._arguments import check_number, refuse, shown
-from ipufit._tree import leaves_of
+from ipufit._tree import Structure, leaves_of, map_tensors
 from ipufit.errors import ConfigError, DataError
 
 from .target_means import TargetMeans, unknown_number
@@ -55,36 +64,67 @@ def _refuse_keras_words(kind: type) -> None:
     Raises:
         ConfigError: A class has a method of Keras's metrics.
     """
-    found = [name for name in _KERAS if name in vars(kind)]
-    if found:
+    methods = [name for name in _KERAS if name in vars(kind)]
+    if methods:
         raise ConfigError(
-            f"{kind.__name__} has {found[0]}, which is Keras's. An ipufit.Metric has "
+            f"{kind.__name__} has {methods[0]}, which is Keras's. An ipufit.Metric has "
             "sums(outputs, targets, weights), which are added over batches, and "
             "result(sums); an ipufit.StreamedMetric has update(outputs, targets, "
             "weights), result() and reset()."
         )
 
 
-_OUTPUT_WORDS = (
-    "forecast hat logits out output outputs pred predicted prediction predictions "
-    "preds proba recon reconstructed reconstruction scores student yhat ypred"
-)
-_TARGET_WORDS = (
-    "actual actuals expected gt label labels ref reference target targets teacher "
-    "tgt true truth ytrue"
-)
+class NamedMetric:
+    """Base of all metrics: the name, and what is known of the outputs.
+
+    Args:
+        name: Key in logs and History; None for the class's name in snake_case.
+
+    The attributes are described in `Metric`.
+    """
+
+    direction: str | None = None
+    ignore_index: int | None = None
+    has_binary_loss: bool | None = None
+    has_probabilities = False
+    _default_name: str | None = None
+    _from_logits: bool | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse Keras's words."""
+        super().__init_subclass__(**kwargs)
+        _refuse_keras_words(cls)
+
+    def __init__(self, name: str | None = None) -> None:
+        if name is None:
+            name = self._default_name or snake_case(type(self).__name__)
+        if not isinstance(name, str) or not name:
+            refuse("name", name, "a name", type(self).__name__)
+        self.name = name
+
+    @property
+    def _takes_logits(self) -> bool:
+        if self._from_logits is None:
+            return not self.has_probabilities
+        return self._from_logits
 
 
-def _check_name(metric: object, name: object) -> None:
-    if not isinstance(name, str) or not name:
-        refuse("name", name, "a name", type(metric).__name__)
+def snake_case(name: str) -> str:
+    """Convert the name of a class to snake_case.
+
+    Example:
+        >>> snake_case("BinaryAUROC"), snake_case("MulticlassF1Score")
+        ('binary_auroc', 'multiclass_f1_score')
+    """
+    border = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
+    return re.sub(border, "_", name).lower()
 
 
-class Metric(abc.ABC):
+class Metric(NamedMetric, abc.ABC):
     """Base of metrics that are functions of sums over samples or elements.
 
     Args:
-        name: Key in logs and History.
+        name: Key in logs and History; None for the class's name in snake_case.
 
     Attributes:
         direction: `"max"` or `"min"` if larger or smaller values are better, else None.
@@ -98,28 +138,6 @@ class Metric(abc.ABC):
         ignore_index: Class index of targets that don't count; None if all count. If
             it is -100, targets that the loss of the same output ignores are -100, too.
     """
-
-    direction: str | None = None
-    ignore_index: int | None = None
-    has_binary_loss: bool | None = None
-    has_probabilities = False
-    _from_logits: bool | None = None
-    _takes_one_hot = False
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse Keras's words."""
-        super().__init_subclass__(**kwargs)
-        _refuse_keras_words(cls)
-
-    def __init__(self, name: str) -> None:
-        _check_name(self, name)
-        self.name = name
-
-    @property
-    def _takes_logits(self) -> bool:
-        if self._from_logits is None:
-            return not self.has_probabilities
-        return self._from_logits
 
     @abc.abstractmethod
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
@@ -147,20 +165,17 @@ class Metric(abc.ABC):
             The value. In the base class it is the first sum divided by the second; NaN
             if the second is 0.
         """
-        mean = float(sums[0] / sums[1])
-        if self._takes_one_hot and math.isnan(mean):
-            refuse_parts(self.name, sums[1])
-        return mean
+        return float(sums[0] / sums[1])
 
 
-class StreamedMetric(abc.ABC):
+class StreamedMetric(NamedMetric, abc.ABC):
     """Base of metrics that need the outputs themselves, on the host.
 
     A training program then returns the outputs of every micro-batch; a metric that is
     a function of sums is much cheaper.
 
     Args:
-        name: Key in logs and History.
+        name: Key in logs and History; None for the class's name in snake_case.
 
     Attributes:
         direction: `"max"`, `"min"` or None, as in `Metric`.
@@ -168,20 +183,6 @@ class StreamedMetric(abc.ABC):
         has_binary_loss: As in `Metric`; set in the metric itself.
         has_probabilities: As in `Metric`; set in the metric itself.
     """
-
-    direction: str | None = None
-    ignore_index: int | None = None
-    has_binary_loss: bool | None = None
-    has_probabilities = False
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse Keras's words."""
-        super().__init_subclass__(**kwargs)
-        _refuse_keras_words(cls)
-
-    def __init__(self, name: str) -> None:
-        _check_name(self, name)
-        self.name = name
 
     @abc.abstractmethod
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
@@ -196,31 +197,72 @@ class StreamedMetric(abc.ABC):
         """Discard all batches."""
 
 
-class CollectingMetric(StreamedMetric):
-    """Base of streamed metrics that store each batch until the end.
+Weights = Optional[Tensor]
+"""Weights of rows or positions, as in `Metric.sums`; None if all count alike."""
+
+Weighted = Tuple[Tensor, Tensor]
+"""Values, and the weight of each."""
+
+
+class MeanMetric(Metric):
+    """Base of metrics that are the weighted mean of a value for each target.
 
     Args:
-        name: Key in logs and History.
-
-    Attributes:
-        batches: One entry for each batch since `reset`, filled by `update`.
+        name: Key in logs; None for the name that the class has.
     """
 
-    def __init__(self, name: str) -> None:
+    direction = "min"
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Return the sum of the values, and the weight of the targets that count."""
+        return mean_sums(*self._values(outputs, targets, weights))
+
+    @abc.abstractmethod
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
+        """Return a value for each target, and its weight: NaN for wrong targets."""
+
+    def result(self, sums: Tensor) -> float:
+        """Compute the mean; NaN if no target counts."""
+        refuse_parts(self.name, sums[1])
+        return super().result(sums)
+
+
+class CollectingMetric(StreamedMetric):
+    """Base of streamed metrics that are computed from all rows at the end.
+
+    Args:
+        name: Key in logs and History; None for the name that the class has.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
         self.reset()
 
+    def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
+        """Store what the metric needs of a batch."""
+        rows = map_tensors(Tensor.detach, self._rows(outputs, targets, weights))
+        if rows_of(rows):
+            self._batches.append(rows)
+
     def result(self) -> float:
-        """Return the metric's value over all batches; NaN without batches."""
-        return self._figure() if self.batches else float("nan")
+        """Return the metric's value over all batches; NaN without rows."""
+        if not self._batches:
+            return float("nan")
+        structure = Structure.of_outputs(self._batches[0])
+        columns = zip(*map(structure.flatten, self._batches))
+        return self._figure(*structure.rebuild(torch.cat(list(c)) for c in columns))
 
     def reset(self) -> None:
         """Discard all batches."""
-        self.batches: list[Any] = []
+        self._batches: list[Any] = []
 
     @abc.abstractmethod
-    def _figure(self) -> float:
-        """Compute the metric's value from `batches`, at least one."""
+    def _rows(self, outputs: Any, targets: Any, weights: Tensor | None) -> Any:
+        """Return a list or tuple of nested tensors, with as many rows each."""
+
+    @abc.abstractmethod
+    def _figure(self, *rows: Any) -> float:
+        """Compute the metric's value from the rows of all batches."""
 
 
 class FunctionMetric(Metric):
@@ -255,7 +297,7 @@ class FunctionMetric(Metric):
         """Return the sum of the values and their number, both weighted."""
         target_means = TargetMeans()  # ours ignore none inside
         with target_means if self._is_users else contextlib.nullcontext():
-            values = self._values(outputs, targets)
+            values = self.function(outputs, targets)
         if not isinstance(values, Tensor):
             raise DataError(
                 f"Metric {self.name!r} gives {values!r}, which is no tensor. A device "
@@ -274,9 +316,6 @@ class FunctionMetric(Metric):
         total, count = mean_sums(values, weights, rows)
         return torch.stack([total, target_means.checked(count)])
 
-    def _values(self, outputs: Any, targets: Any) -> Tensor:
-        return self.function(outputs, targets)
-
     def result(self, sums: Tensor) -> float:
         """Compute the mean."""
         if sums[1].isnan() and not sums[0].isnan():
@@ -284,11 +323,21 @@ class FunctionMetric(Metric):
         return super().result(sums)
 
 
+_OUTPUT_WORDS = (
+    "forecast hat logits out output outputs pred predicted prediction predictions "
+    "preds proba recon reconstructed reconstruction scores student yhat ypred"
+)
+_TARGET_WORDS = (
+    "actual actuals expected gt label labels ref reference target targets teacher "
+    "tgt true truth ytrue"
+)
+
+
 def outputs_first(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Return a function of outputs and targets, in this order, as torch has it.
 
-    Keras has the other order. The parameters' names say which is meant: one that is
-    clear decides, and without one, or with two of a kind, it is torch's.
+    Keras has the other order. The names of the two parameters say which is meant: a
+    clear name decides. If no name is clear, or both are of a kind, it is torch's order.
 
     Example:
         >>> def pinball(y_true, y_pred):
@@ -359,7 +408,7 @@ def refuse_parts(name: str, sums: Tensor) -> None:
 
 
 _naming: ContextVar[str | None] = ContextVar("naming", default=None)
-"""The metric whose targets this thread looks at, to name one that it refuses."""
+"""Name of the metric whose targets this thread checks; None to raise no error."""
 
 
 @contextlib.contextmanager
@@ -458,7 +507,7 @@ def zeros_like(values: Tensor) -> Tensor:
 
 
 def detached(tensor: Tensor) -> Tensor:
-    """Detach a tensor; one without gradients is returned itself."""
+    """Detach a tensor; a tensor without gradients is returned itself."""
     return tensor.detach() if tensor.requires_grad else tensor
 
 
@@ -508,7 +557,7 @@ def spread_weights(weights: Tensor, values: Tensor) -> Tensor:
         shapes.add((shape[0], 1, *shape[1:]))
     if is_like(weights.shape, values.shape):
         shapes.add(whole)
-    fitting = [one for one in shapes if _expands(one, whole)]
+    fitting = [candidate for candidate in shapes if _expands(candidate, whole)]
     if len(fitting) != 1:
         raise unfit_weights(weights, values)
     return weights.to(torch.float32).reshape(fitting[0]).expand(whole)
@@ -601,8 +650,8 @@ class Classified(NamedTuple):
 
     Attributes:
         scores: `[..., C]`, float32.
-        labels: `[...]`, integers; a valid index also where the weight is 0.
-        weights: `[...]`, float32; 0 for targets that are ignored.
+        labels: `[...]`, integers; no index of a class where the weight is 0 or NaN.
+        weights: `[...]`, float32; 0 if the target is ignored, NaN if it is wrong.
     """
 
     scores: Tensor
@@ -653,7 +702,7 @@ def is_of_bits(
 
 
 def weights_like(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Expand weights to the shape of `values`, in float32; ones for None."""
+    """Expand weights to the shape of `values`, in float32; 1 everywhere for None."""
     if weights is None:
         return torch.ones_like(values, dtype=torch.float32)
     return spread_weights(weights, values)
@@ -687,7 +736,7 @@ def elements(outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Elemen
     Args:
         outputs: Numbers of any shape, one row per sample.
         targets: Numbers of the same shape, up to axes of size 1.
-        weights: `[rows]` or `[rows, ...]`; None for ones.
+        weights: `[rows]` or `[rows, ...]`; None weights all alike.
 
     Raises:
         DataError: The shapes don't fit.
@@ -703,12 +752,12 @@ def bits(
     lowest: int = -1,
     ignored: Sequence[int] = (IGNORED_INDEX,),
 ) -> Elements:
-    """Reshape targets of 0 and 1 as `elements` does; ignored ones get the weight 0.
+    """Reshape targets of 0 and 1 as `elements` does; ignored targets get the weight 0.
 
     Args:
         outputs: Outputs of the model.
         targets: Numbers from `lowest` to 1.
-        weights: `[rows]` or `[rows, ...]`; None for ones.
+        weights: `[rows]` or `[rows, ...]`; None weights all alike.
         lowest: -1 for targets -1 and 1; or 0.
         ignored: Targets that don't count.
 
@@ -716,9 +765,9 @@ def bits(
         >>> bits(torch.zeros(2, 1), torch.tensor([1, -100]), None).weights.flatten()
         tensor([1., 0.])
     """
-    scores, truths, counts = elements(outputs, targets, weights)
-    counts = without(ignored, truths, counts)
-    return Elements(scores, truths, within(truths, lowest, 1, counts))
+    truths = matched_targets(outputs, targets)
+    counts = within(truths, lowest, 1, counted(truths, ignored, weights))
+    return Elements(in_float32(outputs), truths, counts)
 
 
 def labels_last(
@@ -759,7 +808,7 @@ def classified(
     Args:
         outputs: Scores `[..., C]`.
         targets: Class indices `[...]`, or one-hot `[..., C]`.
-        weights: `[rows]` or `[rows, ...]`; None for ones.
+        weights: `[rows]` or `[rows, ...]`; None weights all alike.
         ignored: Class indices that don't count.
 
     Raises:
@@ -767,47 +816,54 @@ def classified(
 
     Example:
         >>> classified(torch.eye(2), torch.tensor([1, -100]), None)[1:]
-        (tensor([1, 0]), tensor([1., 0.]))
+        (tensor([   1, -100]), tensor([1., 0.]))
     """
     outputs, targets = at_one_position(outputs, targets)
     if has_class_axis(outputs, targets):
         targets = in_float32(targets)
         labels = targets.argmax(dim=-1)
-        spread = whole_rows(targets, weights_like(labels, weights))
-        return Classified(in_float32(outputs), labels, without(ignored, labels, spread))
+        counts = counted(labels, [i for i in ignored if i >= 0], weights)
+        return Classified(in_float32(outputs), labels, whole_rows(targets, counts))
     labels = class_indices(outputs, targets)
     if labels.shape != outputs.shape[:-1]:
         outputs = outputs.movedim(1, -1)
-    spread = without(ignored, labels, weights_like(labels, weights))
-    return Classified(
-        in_float32(outputs),
-        torch.where(spread.ne(0), labels, zeros_like(labels)),
-        within(labels, 0, outputs.shape[-1] - 1, spread),
-    )
+    counts = counted(labels, ignored, weights)
+    counts = within(labels, 0, outputs.shape[-1] - 1, counts)
+    return Classified(in_float32(outputs), labels, counts)
 
 
-def without(ignored: Sequence[int], targets: Tensor, weights: Tensor) -> Tensor:
-    """Return weights, 0 for targets that are ignored."""
+def counted(targets: Tensor, ignored: Sequence[int], weights: Tensor | None) -> Tensor:
+    """Return the weights of targets, 0 for those that are ignored.
+
+    Args:
+        targets: Class indices, or numbers.
+        ignored: Targets that don't count.
+        weights: `[rows]` or `[rows, ...]`; None to weight all alike.
+
+    Returns:
+        Tensor of the targets' shape, float32.
+
+    Example:
+        >>> counted(torch.tensor([3, -100]), [-100], None)
+        tensor([1., 0.])
+    """
+    counts = weights_like(targets, weights)
     for index in ignored:
-        weights = weights.masked_fill(targets.eq(index), 0.0)
-    return weights
+        counts = counts.masked_fill(targets.eq(index), 0.0)
+    return counts
 
 
 def within(targets: Tensor, low: int, high: int, weights: Tensor) -> Tensor:
     """Return weights, NaN for targets outside of the range.
 
-    A program can't raise an error: `Metric.result` does. Bools for weights are targets
-    that count; all others are outside of the range.
+    A program can't raise an error: `Metric.result` does.
 
     Example:
         >>> within(torch.tensor([0, 3, 9]), 0, 2, torch.tensor([1.0, 1.0, 0.0]))
         tensor([1., nan, 0.])
     """
     is_within = targets.ge(low).logical_and(targets.le(high))
-    if weights.dtype == torch.bool:
-        is_wrong, weights = is_within.ne(weights), weights.to(torch.float32)
-    else:
-        is_wrong = is_within.logical_not().logical_and(weights.ne(0))
+    is_wrong = is_within.logical_not().logical_and(weights.ne(0))
     _name_target(targets, is_wrong, low, high)
     return weights.masked_fill(is_wrong, float("nan"))
 
@@ -1023,9 +1079,9 @@ def _fit_by_chance(shape: torch.Size, other: torch.Size) -> bool:
 class RowByRow(TorchFunctionMode):
     """Gives tensors of samples one shape in operations on elements.
 
-    It knows the tensors that have the shape of one that the function got, and are
-    computed from it, and columns such as `outputs[:, :1]`. An axis that is added on
-    purpose makes another shape.
+    It knows the arguments of the function, tensors of the same shape that are computed
+    from them, and columns such as `outputs[:, :1]`. An axis that is added on purpose
+    makes another shape.
 
     Args:
         origins: Tensors that the function gets, each with a bit for the argument that
@@ -1076,7 +1132,7 @@ class RowByRow(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call a function of torch, after its arguments got one shape."""
+        """Reshape the arguments to the same shape, and call a function of torch."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if self.depth:
             return func(*args, **kwargs)

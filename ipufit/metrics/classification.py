@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import abc
 import math
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -14,24 +13,19 @@ from ipufit._arguments import check_whole
 
 from .base import (
     IGNORED_INDEX,
-    Metric,
-    at_one_position,
+    MeanMetric,
+    Weighted,
+    Weights,
     bits,
     checked_flag,
     class_indices,
     classified,
     dense_targets,
     flat,
-    has_class_axis,
-    in_float32,
     is_of_bits,
     matched_targets,
-    mean_sums,
     one_hot,
     score_above,
-    spread_weights,
-    whole_rows,
-    within,
     zeros_like,
 )
 
@@ -46,32 +40,24 @@ __all__ = [
     "TopKCategoricalAccuracy",
 ]
 
-Weights = Optional[Tensor]
-"""Weights of rows or positions, as in `Metric.sums`; None if all count alike."""
 
-Judged = Tuple[Tensor, Tensor]
-"""Whether each sample is right, and its weight. Those of weight 0 are never right."""
-
-
-class _Share(Metric):
+class _Share(MeanMetric):
     """Base of accuracies: the weighted share of correct samples."""
 
     direction = "max"
     ignore_index = IGNORED_INDEX
-    _takes_one_hot = True
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the weight of the correct samples, and of all samples."""
-        is_right, counts = self._judge(outputs, targets, weights)
-        if weights is None:
-            # Two sums in few operations: a program runs them for every micro-batch.
-            pair = [flat(is_right).to(torch.float32), flat(counts)]
-            return torch.stack(pair).sum(dim=1)
-        return mean_sums(is_right, counts)
+        is_right, counts = map(flat, self._values(outputs, targets, weights))
+        # Two sums in few operations: a program runs them for every micro-batch.
+        pair = [is_right.to(torch.float32).mul(counts), counts]
+        return torch.stack(pair).sum(dim=1)
 
-    @abc.abstractmethod
-    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
-        """Return which samples are correct, and their weights."""
+    def _best(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
+        """Return whether each sample's highest score belongs to its target class."""
+        scores, labels, counts = classified(outputs, targets, weights)
+        return scores.argmax(dim=-1).eq(labels), counts
 
 
 class BinaryAccuracy(_Share):
@@ -89,25 +75,22 @@ class BinaryAccuracy(_Share):
         tensor([1., 2.])
     """
 
+    _default_name = "binary_accuracy"
+
     def __init__(
         self,
         threshold: float = 0.5,
         from_logits: bool | None = None,
-        name: str = "binary_accuracy",
+        name: str | None = None,
     ) -> None:
         super().__init__(name)
         self._threshold = score_above(threshold, from_logits=False)
         self._from_logits = checked_flag("from_logits", from_logits)
 
-    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
-        scores, truths = in_float32(outputs), matched_targets(outputs, targets)
-        is_counted = truths.ne(IGNORED_INDEX)
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
+        scores, truths, counts = bits(outputs, targets, weights)
         least = score_above(self._threshold, self._takes_logits)
-        is_right = scores.gt(least).eq(truths.gt(0.5)).logical_and(is_counted)
-        counts = is_counted
-        if weights is not None:
-            counts = spread_weights(weights, truths).mul(counts)
-        return is_right, within(truths, -1, 1, counts)
+        return scores.gt(least).eq(truths.gt(0.5)), counts
 
 
 class CategoricalAccuracy(_Share):
@@ -121,11 +104,10 @@ class CategoricalAccuracy(_Share):
         tensor([2., 2.])
     """
 
-    def __init__(self, name: str = "categorical_accuracy") -> None:
-        super().__init__(name)
+    _default_name = "categorical_accuracy"
 
-    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
-        return _best(*dense_targets(outputs, targets), weights)
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
+        return self._best(*dense_targets(outputs, targets), weights)
 
 
 class SparseCategoricalAccuracy(_Share):
@@ -142,11 +124,10 @@ class SparseCategoricalAccuracy(_Share):
         tensor([2., 3.])
     """
 
-    def __init__(self, name: str = "sparse_categorical_accuracy") -> None:
-        super().__init__(name)
+    _default_name = "sparse_categorical_accuracy"
 
-    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
-        return _best(outputs, class_indices(outputs, targets), weights)
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
+        return self._best(outputs, class_indices(outputs, targets), weights)
 
 
 class Accuracy(BinaryAccuracy):
@@ -166,13 +147,17 @@ class Accuracy(BinaryAccuracy):
         tensor([1., 2.])
     """
 
-    def __init__(self, from_logits: bool | None = None, name: str = "accuracy") -> None:
+    _default_name = "accuracy"
+
+    def __init__(
+        self, from_logits: bool | None = None, name: str | None = None
+    ) -> None:
         super().__init__(from_logits=from_logits, name=name)
 
-    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
         if is_of_bits(outputs, targets, has_binary_loss=self.has_binary_loss):
-            return super()._judge(outputs, targets, weights)
-        return _best(outputs, targets, weights)
+            return super()._values(outputs, targets, weights)
+        return self._best(outputs, targets, weights)
 
 
 class TopKAccuracy(_Share):
@@ -192,16 +177,17 @@ class TopKAccuracy(_Share):
 
     def __init__(self, k: int = 5, name: str | None = None) -> None:
         check_whole("k", k, least=1, of=type(self).__name__)
-        super().__init__(f"top_{k}_accuracy" if name is None else name)
+        default_name = self._default_name or f"top_{k}_accuracy"
+        super().__init__(default_name if name is None else name)
         self._k = k
 
-    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
         scores, labels, counts = classified(outputs, targets, weights)
-        is_own = one_hot(labels, scores.shape[-1])
-        own = torch.where(is_own, scores, zeros_like(scores)).sum(-1, True)
-        is_earlier = is_own.to(torch.float32).cumsum(dim=-1).eq(0)
-        ahead = scores.le(own).logical_not()
-        ahead = ahead.logical_or(scores.eq(own).logical_and(is_earlier))
+        is_target = one_hot(labels, scores.shape[-1])
+        target = torch.where(is_target, scores, zeros_like(scores)).sum(-1, True)
+        is_earlier = is_target.to(torch.float32).cumsum(dim=-1).eq(0)
+        ahead = scores.le(target).logical_not()
+        ahead = ahead.logical_or(scores.eq(target).logical_and(is_earlier))
         is_right = ahead.to(torch.float32).sum(dim=-1).lt(self._k)
         return is_right.logical_and(counts.ne(0)), counts
 
@@ -214,11 +200,10 @@ class TopKCategoricalAccuracy(TopKAccuracy):
         name: Key in logs.
     """
 
-    def __init__(self, k: int = 5, name: str = "top_k_categorical_accuracy") -> None:
-        super().__init__(k, name)
+    _default_name = "top_k_categorical_accuracy"
 
-    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
-        return super()._judge(*dense_targets(outputs, targets), weights)
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
+        return super()._values(*dense_targets(outputs, targets), weights)
 
 
 class SparseTopKCategoricalAccuracy(TopKAccuracy):
@@ -229,32 +214,10 @@ class SparseTopKCategoricalAccuracy(TopKAccuracy):
         name: Key in logs.
     """
 
-    def __init__(
-        self, k: int = 5, name: str = "sparse_top_k_categorical_accuracy"
-    ) -> None:
-        super().__init__(k, name)
+    _default_name = "sparse_top_k_categorical_accuracy"
 
-    def _judge(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
-        return super()._judge(outputs, class_indices(outputs, targets), weights)
-
-
-def _best(outputs: Tensor, targets: Tensor, weights: Weights) -> Judged:
-    """Return whether each sample's highest score belongs to its target class."""
-    if weights is not None:
-        scores, labels, counts = classified(outputs, targets, weights)
-        return scores.argmax(dim=-1).eq(labels), counts
-    outputs, targets = at_one_position(outputs, targets)
-    if has_class_axis(outputs, targets):
-        targets = in_float32(targets)
-        is_right = outputs.argmax(dim=-1).eq(targets.argmax(dim=-1))
-        return is_right, whole_rows(
-            targets, torch.ones_like(is_right, dtype=torch.float32)
-        )
-    labels = class_indices(outputs, targets)
-    if labels.shape != outputs.shape[:-1]:
-        outputs = outputs.movedim(1, -1)
-    counts = within(labels, 0, outputs.shape[-1] - 1, labels.ne(IGNORED_INDEX))
-    return outputs.argmax(dim=-1).eq(labels), counts
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
+        return super()._values(outputs, class_indices(outputs, targets), weights)
 
 
 def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -289,7 +252,7 @@ def squared_hinge(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.square(hinge(outputs, targets))
 
 
-class Hinge(Metric):
+class Hinge(MeanMetric):
     """The mean of the hinge losses of 0s and 1s, or of -1s and 1s.
 
     Args:
@@ -302,24 +265,22 @@ class Hinge(Metric):
     """
 
     ignore_index = IGNORED_INDEX
-    direction = "min"
-    _takes_one_hot = True
+    _default_name = "hinge"
 
     def __init__(
         self,
-        name: str = "hinge",
+        name: str | None = None,
         function: Callable[[Tensor, Tensor], Tensor] = hinge,
     ) -> None:
         super().__init__(name)
         self._function = function
 
-    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Return the sum of the losses, and the weight of the targets that count."""
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
         counts = bits(outputs, targets, weights).weights
-        return mean_sums(self._function(outputs, targets), counts)
+        return self._function(outputs, targets), counts
 
 
-class CategoricalHinge(Metric):
+class CategoricalHinge(MeanMetric):
     """The mean of `max(0, 1 + highest other score - score of the target's class)`.
 
     It is Crammer and Singer's, as in scikit-learn. Keras takes 0 for the highest other
@@ -335,16 +296,11 @@ class CategoricalHinge(Metric):
     """
 
     ignore_index = IGNORED_INDEX
-    direction = "min"
-    _takes_one_hot = True
+    _default_name = "categorical_hinge"
 
-    def __init__(self, name: str = "categorical_hinge") -> None:
-        super().__init__(name)
-
-    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Return the sum of the losses, and the weight of the samples that count."""
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
         scores, labels, counts = classified(outputs, targets, weights)
-        is_own = one_hot(labels, scores.shape[-1])
-        own = scores.masked_fill(is_own.logical_not(), 0.0).sum(dim=-1)
-        others = scores.masked_fill(is_own, -math.inf).amax(dim=-1)
-        return mean_sums((1.0 + others - own).clamp(min=0.0), counts)
+        is_target = one_hot(labels, scores.shape[-1])
+        target = scores.masked_fill(is_target.logical_not(), 0.0).sum(dim=-1)
+        others = scores.masked_fill(is_target, -math.inf).amax(dim=-1)
+        return (1.0 + others - target).clamp(min=0.0), counts

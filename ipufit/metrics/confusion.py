@@ -65,30 +65,37 @@ class ConfusionMetric(Metric):
     With one output per sample, or a channel axis of size 1, the problem is binary. With
     scores of classes `[..., C]` the class of the highest score is predicted. Targets
     are then class indices or one-hot. With a binary loss, outputs `[N, C]` or
-    `[N, C, ..., W]` are C binary problems, and `[N, H, W]` are one. Targets of -100 are
-    ignored.
+    `[N, C, ..., W]` are C binary problems, and `[N, H, W]` are a single problem.
+    Targets of -100 are ignored.
 
     Args:
-        name: Key in logs.
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
         multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
+        name: Key in logs.
+        ignore_class: Targets that don't count, besides -100: 255 or -1 for pixels
+            without a class; None for no others.
     """
 
     ignore_index = IGNORED_INDEX
-    _ignored: tuple[int, ...] = (IGNORED_INDEX,)
 
+    @suggesting
     def __init__(
         self,
-        name: str,
         threshold: float = 0.5,
         from_logits: bool | None = None,
         multi_label: bool = False,
+        name: str | None = None,
+        ignore_class: int | None = None,
     ) -> None:
         super().__init__(name)
         self._threshold = score_above(threshold, from_logits=False)
         self._from_logits = checked_flag("from_logits", from_logits)
         self._is_multi_label = checked_flag("multi_label", multi_label)
+        self._ignored = [IGNORED_INDEX]
+        if ignore_class is not None:
+            check_number("ignore_class", ignore_class, is_whole=True)
+            self._ignored.append(ignore_class)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Count true and false positives, false and true negatives: `[4 * C]`."""
@@ -190,28 +197,10 @@ def ratio(part: Tensor, whole: Tensor) -> Tensor:
 
 
 class _Count(ConfusionMetric):
-    """Base of counts over all classes, which have no `direction`.
-
-    Args:
-        threshold: The probability above which a 1 is predicted.
-        from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
-        multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
-        name: Key in logs.
-    """
+    """Base of counts over all classes, which have no `direction`."""
 
     _cell = "tp"
-    _called = "true_positives"
-
-    @suggesting
-    def __init__(
-        self,
-        threshold: float = 0.5,
-        from_logits: bool | None = None,
-        multi_label: bool = False,
-        name: str | None = None,
-    ) -> None:
-        name = self._called if name is None else name
-        super().__init__(name, threshold, from_logits, multi_label)
+    _default_name = "true_positives"
 
     def result(self, sums: Tensor) -> float:
         """Return the count; 0 without samples."""
@@ -231,21 +220,21 @@ class FalsePositives(_Count):
     """The number of 0s predicted as 1; with classes, of wrong samples."""
 
     _cell = "fp"
-    _called = "false_positives"
+    _default_name = "false_positives"
 
 
 class TrueNegatives(_Count):
     """The number of 0s predicted as 0; with classes, summed over classes."""
 
     _cell = "tn"
-    _called = "true_negatives"
+    _default_name = "true_negatives"
 
 
 class FalseNegatives(_Count):
     """The number of 1s predicted as 0; with classes, of wrong samples."""
 
     _cell = "fn"
-    _called = "false_negatives"
+    _default_name = "false_negatives"
 
 
 class ClassScore(ConfusionMetric):
@@ -261,10 +250,11 @@ class ClassScore(ConfusionMetric):
         multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
         class_id: Index of the only class to score, instead of an average.
         name: Key in logs.
+        ignore_class: Targets that don't count, besides -100: 255 or -1 for pixels
+            without a class; None for no others.
     """
 
     direction = "max"
-    _called = ""
 
     @suggesting
     def __init__(
@@ -275,9 +265,9 @@ class ClassScore(ConfusionMetric):
         multi_label: bool = False,
         class_id: int | None = None,
         name: str | None = None,
+        ignore_class: int | None = None,
     ) -> None:
-        name = self._called if name is None else name
-        super().__init__(name, threshold, from_logits, multi_label)
+        super().__init__(threshold, from_logits, multi_label, name, ignore_class)
         if class_id is not None:
             check_whole("class_id", class_id)
         check_choice("average", average, AVERAGES)
@@ -325,7 +315,7 @@ class Precision(ClassScore):
         0.5
     """
 
-    _called = "precision"
+    _default_name = "precision"
 
     def _scores(self, counts: Counts) -> Tensor:
         return ratio(counts.tp, counts.tp + counts.fp)
@@ -334,7 +324,7 @@ class Precision(ClassScore):
 class Recall(ClassScore):
     """The share of true 1s that are predicted, of each class. See `ClassScore`."""
 
-    _called = "recall"
+    _default_name = "recall"
 
     def _scores(self, counts: Counts) -> Tensor:
         return ratio(counts.tp, counts.tp + counts.fn)
@@ -343,7 +333,7 @@ class Recall(ClassScore):
 class Specificity(ClassScore):
     """The share of true 0s that are predicted, of each class. See `ClassScore`."""
 
-    _called = "specificity"
+    _default_name = "specificity"
 
     def _scores(self, counts: Counts) -> Tensor:
         return ratio(counts.tn, counts.tn + counts.fp)
@@ -360,9 +350,11 @@ class FBetaScore(ClassScore):
         multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
         class_id: Index of the only class to score, instead of an average.
         name: Key in logs.
+        ignore_class: Targets that don't count, besides -100: 255 or -1 for pixels
+            without a class; None for no others.
     """
 
-    _called = "fbeta_score"
+    _default_name = "fbeta_score"
 
     def __init__(
         self,
@@ -373,14 +365,16 @@ class FBetaScore(ClassScore):
         multi_label: bool = False,
         class_id: int | None = None,
         name: str | None = None,
+        ignore_class: int | None = None,
     ) -> None:
-        super().__init__(threshold, average, from_logits, multi_label, class_id, name)
+        labels = from_logits, multi_label, class_id
+        super().__init__(threshold, average, *labels, name, ignore_class)
         check_number("beta", beta, above=0, most=1e6)
         self._square = float(beta) ** 2
 
     def _scores(self, counts: Counts) -> Tensor:
-        found = counts.tp.mul(1 + self._square)
-        return ratio(found, found + counts.fn.mul(self._square) + counts.fp)
+        right = counts.tp.mul(1 + self._square)
+        return ratio(right, right + counts.fn.mul(self._square) + counts.fp)
 
 
 class F1Score(FBetaScore):
@@ -393,6 +387,8 @@ class F1Score(FBetaScore):
         multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
         class_id: Index of the only class to score, instead of an average.
         name: Key in logs.
+        ignore_class: Targets that don't count, besides -100: 255 or -1 for pixels
+            without a class; None for no others.
 
     Example:
         >>> metric = F1Score("micro")
@@ -401,63 +397,32 @@ class F1Score(FBetaScore):
         0.6667
     """
 
-    _called = "f1_score"
+    _default_name = "f1_score"
 
     def __init__(
         self,
         average: str = "macro",
         threshold: float = 0.5,
-        from_logits: bool | None = None,
-        multi_label: bool = False,
-        class_id: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            average, 1.0, threshold, from_logits, multi_label, class_id, name
-        )
-
-
-class IoU(ClassScore):
-    """The intersection over union of predictions and targets.
-
-    In a binary problem it covers the 1s only.
-
-    Args:
-        threshold: As in `ClassScore`, and so are the next ones.
-        average: `"macro"`, `"micro"` or `"weighted"`.
-        from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
-        multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
-        class_id: Index of the only class to score, instead of an average.
-        name: Key in logs.
-        ignore_class: Targets that don't count, besides -100: 255 or -1 for pixels
-            without a class; None for no others.
-    """
-
-    _called = "iou"
-
-    def __init__(
-        self,
-        threshold: float = 0.5,
-        average: str = "macro",
         from_logits: bool | None = None,
         multi_label: bool = False,
         class_id: int | None = None,
         name: str | None = None,
         ignore_class: int | None = None,
     ) -> None:
-        super().__init__(threshold, average, from_logits, multi_label, class_id, name)
-        self._ignored = _with_class(ignore_class)
+        labels = from_logits, multi_label, class_id
+        super().__init__(average, 1.0, threshold, *labels, name, ignore_class)
+
+
+class IoU(ClassScore):
+    """The intersection over union of predictions and targets, of each class.
+
+    In a binary problem it covers the 1s only. See `ClassScore`.
+    """
+
+    _default_name = "iou"
 
     def _scores(self, counts: Counts) -> Tensor:
         return ratio(counts.tp, union(counts))
-
-
-def _with_class(ignore_class: Any) -> tuple[int, ...]:
-    """Return the class indices that don't count."""
-    if ignore_class is None:
-        return (IGNORED_INDEX,)
-    check_number("ignore_class", ignore_class, is_whole=True)
-    return (IGNORED_INDEX, ignore_class)
 
 
 class BalancedAccuracy(ConfusionMetric):
@@ -472,14 +437,15 @@ class BalancedAccuracy(ConfusionMetric):
     """
 
     direction = "max"
+    _default_name = "balanced_accuracy"
 
     def __init__(
         self,
         threshold: float = 0.5,
         from_logits: bool | None = None,
-        name: str = "balanced_accuracy",
+        name: str | None = None,
     ) -> None:
-        super().__init__(name, threshold, from_logits)
+        super().__init__(threshold, from_logits, name=name)
 
     def _figure(self, counts: Counts) -> float:
         counts = both_classes(counts, has_labels=self._has_labels)
@@ -508,27 +474,27 @@ class MeanIoU(ConfusionMetric):
     """
 
     direction = "max"
+    _default_name = "mean_iou"
 
     def __init__(
         self,
         num_classes: int | None = None,
         threshold: float = 0.5,
         from_logits: bool | None = None,
-        name: str = "mean_iou",
+        name: str | None = None,
         ignore_class: int | None = None,
     ) -> None:
-        super().__init__(name, threshold, from_logits)
-        self._ignored = _with_class(ignore_class)
+        super().__init__(threshold, from_logits, False, name, ignore_class)
         if num_classes is not None:
             check_whole("num_classes", num_classes, least=2)
         self._num_classes = num_classes
 
     def _check_classes(self, num_classes: int, shape: torch.Size) -> None:
-        found = 2 if self._has_labels else max(2, num_classes)
-        if self._num_classes not in (None, found):
+        num_scored = 2 if self._has_labels else max(2, num_classes)
+        if self._num_classes not in (None, num_scored):
             raise DataError(
                 f"MeanIoU(num_classes={self._num_classes}) got outputs of shape "
-                f"{tuple(shape)}, which are scores of {found} classes."
+                f"{tuple(shape)}, which are scores of {num_scored} classes."
             )
 
     def _figure(self, counts: Counts) -> float:

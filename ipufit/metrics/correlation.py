@@ -138,7 +138,7 @@ def comoment(x: Tensor, y: Tensor, products: Tensor, count: Tensor) -> Tensor:
 
     Args:
         x: The sum of one variable, float64 as all arguments.
-        y: The sum of the other variable, or the same one.
+        y: The sum of another variable, or the same.
         products: The sum of their products.
         count: The sum of the weights.
 
@@ -147,8 +147,8 @@ def comoment(x: Tensor, y: Tensor, products: Tensor, count: Tensor) -> Tensor:
         by less than 1e-7 of their mean, as float32 rounds.
 
     Example:
-        >>> one = torch.tensor(1.0, dtype=torch.float64)
-        >>> comoment(2 * one, 2 * one, 4 * one, 2 * one)
+        >>> sums = torch.tensor([2.0, 2.0, 4.0, 2.0], dtype=torch.float64)
+        >>> comoment(*sums)
         tensor(2., dtype=torch.float64)
     """
     expected = x * y / count
@@ -216,8 +216,7 @@ class R2Score(_VarianceShare):
         -0.5
     """
 
-    def __init__(self, name: str = "r2_score") -> None:
-        super().__init__(name)
+    _default_name = "r2_score"
 
     def result(self, sums: Tensor) -> float:
         """Average over outputs; constant targets score 1 if predicted exactly, or 0.
@@ -243,8 +242,7 @@ class ExplainedVariance(_VarianceShare):
         1.0
     """
 
-    def __init__(self, name: str = "explained_variance") -> None:
-        super().__init__(name)
+    _default_name = "explained_variance"
 
     def result(self, sums: Tensor) -> float:
         """Average over outputs; constant targets score 1 or 0 as in `R2Score`."""
@@ -266,9 +264,7 @@ class PearsonCorrelation(Metric):
     """
 
     direction = "max"
-
-    def __init__(self, name: str = "pearson_correlation") -> None:
-        super().__init__(name)
+    _default_name = "pearson_correlation"
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return sums of weights, and moments of outputs and targets, per output."""
@@ -307,25 +303,21 @@ class SpearmanCorrelation(CollectingMetric):
     """
 
     direction = "max"
+    _default_name = "spearman_correlation"
 
-    def __init__(self, name: str = "spearman_correlation") -> None:
-        super().__init__(name)
-
-    def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
-        """Store a batch."""
+    def _rows(self, outputs: Any, targets: Any, weights: Tensor | None) -> list[Tensor]:
         predicted, actual, counts = _columns(outputs, targets, weights)
-        is_kept = kept(self.name, counts).to(torch.float32)
-        self.batches.append(torch.stack([predicted, actual, is_kept]))
+        return [predicted, actual, kept(self.name, counts)]
 
-    def _figure(self) -> float:
+    def _figure(self, *rows: Tensor) -> float:
         """Average over outputs; NaN if outputs or targets are constant."""
-        columns = torch.cat(self.batches, dim=1).unbind(2)
+        columns = list(zip(*(part.unbind(1) for part in rows)))
         return sum(_rank_correlation(*column) for column in columns) / len(columns)
 
 
-def _rank_correlation(x: Tensor, y: Tensor, counts: Tensor) -> float:
-    """Correlate the ranks of numbers whose weight isn't 0."""
-    pairs = torch.stack([x, y])[:, counts.ne(0)]
+def _rank_correlation(x: Tensor, y: Tensor, is_kept: Tensor) -> float:
+    """Correlate the ranks of numbers that are kept."""
+    pairs = torch.stack([x, y])[:, is_kept]
     if bool(pairs.isnan().any()):
         return float("nan")
     ranks = torch.stack([_ranks(part) for part in pairs])

@@ -99,7 +99,7 @@ _METRICS: dict[str, Callable[..., Any]] = {
 
 
 def _key(name: str) -> str:
-    """Normalise a name: `mean_iou` and `MeanIoU` are the same."""
+    """Normalize a name: `mean_iou` and `MeanIoU` are the same."""
     return name.lower().replace("_", "")
 
 
@@ -123,8 +123,8 @@ def resolve_metric(item: Any) -> AnyMetric:
     """Return the metric for a name, an object or a function.
 
     Args:
-        item: One of `metric_names`, which becomes the key in logs as it is written; a
-            metric, or its class if all settings have defaults; an object of
+        item: A name of `metric_names`, which becomes the key in logs as it is written;
+            a metric, or its class if all settings have defaults; an object of
             torchmetrics; or `function(outputs, targets)`.
 
     Raises:
@@ -164,13 +164,13 @@ def resolve_metrics(
     """Return metrics by unique names.
 
     Args:
-        metrics: One item for `resolve_metric`, or several; or collections of
+        metrics: An item for `resolve_metric`, or several; or collections of
             torchmetrics; or None. Names that clash are numbered, as in Keras: `mae`,
             `mae_1`.
 
     Raises:
         UnknownNameError: A name is unknown.
-        ConfigError: An item is no metric, or a streamed metric is given twice.
+        ConfigError: An item is no metric, or a streamed metric is there twice.
 
     Example:
         >>> list(resolve_metrics(["accuracy", "mae", "mae"]))
@@ -181,7 +181,7 @@ def resolve_metrics(
     for _, item in listed_metrics(metrics):
         metric = resolve_metric(item)
         if isinstance(metric, StreamedMetric):
-            item = metric.given if isinstance(metric, TorchMetric) else item
+            item = metric.torch_metric if isinstance(metric, TorchMetric) else item
             if any(item is other for other in seen if not isinstance(other, str)):
                 raise ConfigError(
                     f"metrics contains {metric.name!r} twice, as one object, which "
@@ -197,7 +197,7 @@ def resolve_metrics(
 
 
 def listed_metrics(metrics: Any) -> list[tuple[int, Any]]:
-    """List metrics one by one, also those inside collections.
+    """List metrics, also those inside collections.
 
     Args:
         metrics: As for `resolve_metrics`.
@@ -213,8 +213,8 @@ def listed_metrics(metrics: Any) -> list[tuple[int, Any]]:
         >>> listed_metrics(["mae", "mse"])
         [(0, 'mae'), (1, 'mse')]
     """
-    is_one = isinstance(metrics, (str, Metric, StreamedMetric)) or callable(metrics)
-    if is_one or is_torch_metric(metrics):
+    is_name_or_metric = isinstance(metrics, (str, Metric, StreamedMetric))
+    if is_name_or_metric or callable(metrics) or is_torch_metric(metrics):
         metrics = [metrics]
     if not isinstance(metrics, (tuple, list, type(None))):
         raise ConfigError(

@@ -10,7 +10,6 @@ classes are means of these values.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +19,10 @@ from ipufit._arguments import check_number
 
 from .base import (
     IGNORED_INDEX,
-    Classified,
     FunctionMetric,
-    Metric,
+    MeanMetric,
+    Weighted,
+    Weights,
     bits,
     checked_flag,
     class_indices,
@@ -31,7 +31,6 @@ from .base import (
     has_class_axis,
     is_of_bits,
     matched_targets,
-    mean_sums,
     weights_like,
     whole_rows,
 )
@@ -143,7 +142,22 @@ def poisson(outputs: Tensor, targets: Tensor, log_input: bool = True) -> Tensor:
     return values
 
 
-class BinaryCrossentropy(Metric):
+class _LogLoss(MeanMetric):
+    """Base of means of losses whose outputs are logits or probabilities.
+
+    Args:
+        from_logits: Whether outputs are logits, as in `ipufit.metrics.BinaryAccuracy`.
+        name: Key in logs.
+    """
+
+    def __init__(
+        self, from_logits: bool | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(name)
+        self._from_logits = checked_flag("from_logits", from_logits)
+
+
+class BinaryCrossentropy(_LogLoss):
     """The mean cross-entropy of outputs with one probability each.
 
     Args:
@@ -156,22 +170,14 @@ class BinaryCrossentropy(Metric):
     """
 
     ignore_index = IGNORED_INDEX
-    direction = "min"
-    _takes_one_hot = True
+    _default_name = "binary_crossentropy"
 
-    def __init__(
-        self, from_logits: bool | None = None, name: str = "binary_crossentropy"
-    ) -> None:
-        super().__init__(name)
-        self._from_logits = checked_flag("from_logits", from_logits)
-
-    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Return the sum of the losses, and the weight of the targets that count."""
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
         takes_logits = self._takes_logits
-        return _sums_of_bits(outputs, targets, weights, takes_logits, IGNORED_INDEX)
+        return _of_bits(outputs, targets, weights, takes_logits, IGNORED_INDEX)
 
 
-class CategoricalCrossentropy(Metric):
+class CategoricalCrossentropy(_LogLoss):
     """The mean cross-entropy with one-hot targets or probabilities.
 
     Args:
@@ -183,22 +189,71 @@ class CategoricalCrossentropy(Metric):
         tensor([0.6931, 1.0000])
     """
 
-    direction = "min"
-    _takes_one_hot = True
+    _default_name = "categorical_crossentropy"
+
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
+        values = categorical_crossentropy(outputs, targets, self._takes_logits)
+        return values, _weights_of_shares(values, outputs, targets, weights)
+
+
+class KLDivergence(_LogLoss):
+    """The mean Kullback-Leibler divergence of the outputs from the targets.
+
+    Args:
+        from_logits: Whether outputs are logits or logarithms, as in
+            `ipufit.metrics.BinaryAccuracy`.
+        name: Key in logs.
+
+    Example:
+        >>> KLDivergence().sums(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]))
+        tensor([0.6931, 1.0000])
+    """
+
+    _default_name = "kl_divergence"
+
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
+        values = kl_divergence(outputs, targets, self._takes_logits)
+        return values, _weights_of_shares(values, outputs, targets, weights)
+
+
+class NegativeLogLikelihood(MeanMetric):
+    """The mean of the negative outputs at the class indices.
+
+    Outputs are logarithms of probabilities, as for torch's loss.
+
+    Args:
+        ignore_index: Class index of targets that are ignored.
+        name: Key in logs.
+
+    Example:
+        >>> metric = NegativeLogLikelihood()
+        >>> metric.sums(torch.tensor([[-2.0, -1.0]]), torch.tensor([1]))
+        tensor([1., 1.])
+    """
+
+    ignore_index: int
+    _default_name = "nll_loss"
 
     def __init__(
-        self, from_logits: bool | None = None, name: str = "categorical_crossentropy"
+        self, ignore_index: int = IGNORED_INDEX, name: str | None = None
     ) -> None:
         super().__init__(name)
-        self._from_logits = checked_flag("from_logits", from_logits)
+        check_number("ignore_index", ignore_index, is_whole=True)
+        self.ignore_index = ignore_index
 
-    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Return the sum of the losses, and the weight of the samples or positions."""
-        values = categorical_crossentropy(outputs, targets, self._takes_logits)
-        return _sums_of_rows(values, outputs, targets, weights)
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
+        class_indices(outputs, targets)  # refuses one-hot targets
+        ignored = (self.ignore_index,)
+        scores, labels, counts = classified(outputs, targets, weights, ignored)
+        index = labels.clamp(0, scores.shape[-1] - 1).to(torch.int64).unsqueeze(-1)
+        return self._logs(scores).gather(-1, index).squeeze(-1).neg(), counts
+
+    def _logs(self, scores: Tensor) -> Tensor:
+        """Return the logarithms of the classes' probabilities."""
+        return scores
 
 
-class SparseCategoricalCrossentropy(Metric):
+class SparseCategoricalCrossentropy(NegativeLogLikelihood):
     """The mean cross-entropy with class indices.
 
     Args:
@@ -212,27 +267,19 @@ class SparseCategoricalCrossentropy(Metric):
         tensor([0.6931, 1.0000])
     """
 
-    ignore_index: int
-    direction = "min"
-    _takes_one_hot = True
+    _default_name = "sparse_categorical_crossentropy"
 
     def __init__(
         self,
         from_logits: bool | None = None,
         ignore_index: int = IGNORED_INDEX,
-        name: str = "sparse_categorical_crossentropy",
+        name: str | None = None,
     ) -> None:
-        super().__init__(name)
-        check_number("ignore_index", ignore_index, is_whole=True)
+        super().__init__(ignore_index, name)
         self._from_logits = checked_flag("from_logits", from_logits)
-        self.ignore_index = ignore_index
 
-    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Return the sum of the losses, and the weight of the targets that count."""
-        class_indices(outputs, targets)  # refuses one-hot targets
-        found = classified(outputs, targets, weights, (self.ignore_index,))
-        logs = _log_probabilities(found.scores, self._takes_logits)
-        return _sums_at_labels(logs, found)
+    def _logs(self, scores: Tensor) -> Tensor:
+        return _log_probabilities(scores, self._takes_logits)
 
 
 class CrossEntropy(SparseCategoricalCrossentropy):
@@ -248,23 +295,16 @@ class CrossEntropy(SparseCategoricalCrossentropy):
         tensor([1.3863, 2.0000])
     """
 
-    def __init__(
-        self,
-        from_logits: bool | None = None,
-        ignore_index: int = IGNORED_INDEX,
-        name: str = "crossentropy",
-    ) -> None:
-        super().__init__(from_logits, ignore_index, name)
+    _default_name = "crossentropy"
 
-    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Return the sum of the losses, and the weight of the targets that count."""
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
+        takes_logits = self._takes_logits
         if is_of_bits(outputs, targets, has_binary_loss=self.has_binary_loss):
-            takes_logits, ignored = self._takes_logits, self.ignore_index
-            return _sums_of_bits(outputs, targets, weights, takes_logits, ignored)
+            return _of_bits(outputs, targets, weights, takes_logits, self.ignore_index)
         if has_class_axis(outputs, targets):
-            values = categorical_crossentropy(outputs, targets, self._takes_logits)
-            return _sums_of_rows(values, outputs, targets, weights)
-        return super().sums(outputs, targets, weights)
+            values = categorical_crossentropy(outputs, targets, takes_logits)
+            return values, _weights_of_shares(values, outputs, targets, weights)
+        return super()._values(outputs, targets, weights)
 
 
 class Perplexity(CrossEntropy):
@@ -284,74 +324,12 @@ class Perplexity(CrossEntropy):
         4.0
     """
 
-    def __init__(
-        self,
-        from_logits: bool | None = None,
-        ignore_index: int = IGNORED_INDEX,
-        name: str = "perplexity",
-    ) -> None:
-        super().__init__(from_logits, ignore_index, name)
+    _default_name = "perplexity"
 
     def result(self, sums: Tensor) -> float:
         """Compute the exponential of the mean."""
         mean = torch.tensor(super().result(sums), dtype=torch.float64)
         return float(mean.exp())
-
-
-class NegativeLogLikelihood(Metric):
-    """The mean of the negative outputs at the class indices.
-
-    Outputs are logarithms of probabilities, as for torch's loss.
-
-    Args:
-        ignore_index: Class index of targets that are ignored.
-        name: Key in logs.
-
-    Example:
-        >>> metric = NegativeLogLikelihood()
-        >>> metric.sums(torch.tensor([[-2.0, -1.0]]), torch.tensor([1]))
-        tensor([1., 1.])
-    """
-
-    ignore_index: int
-    direction = "min"
-    _takes_one_hot = True
-
-    def __init__(
-        self, ignore_index: int = IGNORED_INDEX, name: str = "nll_loss"
-    ) -> None:
-        super().__init__(name)
-        self.ignore_index = ignore_index
-
-    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Return the sum of the losses, and the weight of the targets that count."""
-        class_indices(outputs, targets)  # refuses one-hot targets
-        found = classified(outputs, targets, weights, (self.ignore_index,))
-        return _sums_at_labels(found.scores, found)
-
-
-class KLDivergence(CategoricalCrossentropy):
-    """The mean Kullback-Leibler divergence of the outputs from the targets.
-
-    Args:
-        from_logits: Whether outputs are logits or logarithms, as in
-            `ipufit.metrics.BinaryAccuracy`.
-        name: Key in logs.
-
-    Example:
-        >>> KLDivergence().sums(torch.zeros(1, 2), torch.tensor([[0.0, 1.0]]))
-        tensor([0.6931, 1.0000])
-    """
-
-    def __init__(
-        self, from_logits: bool | None = None, name: str = "kl_divergence"
-    ) -> None:
-        super().__init__(from_logits, name)
-
-    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Return the sum of the divergences, and the weight of what they are of."""
-        values = kl_divergence(outputs, targets, self._takes_logits)
-        return _sums_of_rows(values, outputs, targets, weights)
 
 
 class Poisson(FunctionMetric):
@@ -384,28 +362,21 @@ def _times(probabilities: Tensor, logs: Tensor) -> Tensor:
     return (probabilities * logs).masked_fill(probabilities.eq(0.0), 0.0)
 
 
-def _sums_of_bits(
+def _of_bits(
     outputs: Tensor,
     targets: Tensor,
-    weights: Tensor | None,
+    weights: Weights,
     takes_logits: bool,
     ignore_index: int,
-) -> Tensor:
-    """Sum binary cross-entropies, and the weights of the targets that count."""
+) -> Weighted:
+    """Return binary cross-entropies, and the weights of the targets."""
     counts = bits(outputs, targets, weights, 0, (ignore_index,)).weights
-    return mean_sums(binary_crossentropy(outputs, targets, takes_logits), counts)
+    return binary_crossentropy(outputs, targets, takes_logits), counts
 
 
-def _sums_of_rows(
-    values: Tensor, outputs: Tensor, targets: Tensor, weights: Tensor | None
+def _weights_of_shares(
+    values: Tensor, outputs: Tensor, targets: Tensor, weights: Weights
 ) -> Tensor:
-    """Sum the values of distributions, and their weights."""
+    """Return the weight of each row of probabilities, NaN for those that are none."""
     dense = dense_targets(outputs, targets)[1]
-    return mean_sums(values, whole_rows(dense, weights_like(values, weights)))
-
-
-def _sums_at_labels(logs: Tensor, found: Classified) -> Tensor:
-    """Sum the negative logarithms at the labels, and the weights."""
-    index = found.labels.clamp(0, logs.shape[-1] - 1).to(torch.int64)
-    picked = logs.gather(-1, index.unsqueeze(-1)).squeeze(-1)
-    return mean_sums(picked.neg(), found.weights)
+    return whole_rows(dense, weights_like(values, weights))

@@ -68,13 +68,14 @@ class AUC(Metric):
 
     ignore_index = IGNORED_INDEX
     direction = "max"
+    _default_name = "auc"
 
     def __init__(
         self,
         num_thresholds: int = 200,
         curve: str = "ROC",
         from_logits: bool | None = None,
-        name: str = "auc",
+        name: str | None = None,
         average: str = "macro",
     ) -> None:
         super().__init__(name)
@@ -91,11 +92,8 @@ class AUC(Metric):
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the weight of the 1s above each threshold, then that of the 0s."""
-        has_labels = self.has_binary_loss
-        parts = _binary(outputs, targets, weights, has_labels, self._takes_logits)
-        scores, truths, counts = (
-            part.unsqueeze(-1) for part in by_label(parts, self._average, has_labels)
-        )
+        parts = _by_label(self, outputs, targets, weights)
+        scores, truths, counts = (part.unsqueeze(-1) for part in parts)
         if self._takes_logits:
             scores = torch.sigmoid(scores)
         inner = torch.arange(
@@ -130,24 +128,18 @@ class _Ranked(CollectingMetric):
     ignore_index = IGNORED_INDEX
     direction = "max"
 
-    def __init__(self, name: str, average: str) -> None:
+    def __init__(self, name: str | None = None, average: str = "macro") -> None:
         super().__init__(name)
         check_choice("average", average, AVERAGES)
         self._average = average
 
-    def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
-        """Store the scores of a batch."""
-        has_labels = self.has_binary_loss
+    def _rows(self, outputs: Any, targets: Any, weights: Tensor | None) -> list[Tensor]:
         with naming_targets(self.name):
-            takes_logits = not self.has_probabilities
-            parts = _binary(outputs, targets, weights, has_labels, takes_logits)
-        kept = by_label(parts, self._average, has_labels)
-        self.batches.append([part.detach() for part in kept])
+            return _by_label(self, outputs, targets, weights)
 
-    def _figure(self) -> float:
+    def _figure(self, *rows: Tensor) -> float:
         """Compute the area; NaN if scores are."""
-        parts = (torch.cat(part).unbind(1) for part in zip(*self.batches))
-        points = [_points(*label) for label in zip(*parts)]
+        points = [_points(*label) for label in zip(*(part.unbind(1) for part in rows))]
         areas = [self._area(tp, fp) for tp, fp in points]
         return _average(areas, torch.stack([tp[:1] for tp, _ in points]), self._average)
 
@@ -172,8 +164,7 @@ class ExactAUC(_Ranked):
         0.5
     """
 
-    def __init__(self, name: str = "exact_auc", average: str = "macro") -> None:
-        super().__init__(name, average)
+    _default_name = "exact_auc"
 
     def _area(self, tp: Tensor, fp: Tensor) -> float:
         return _roc(tp, fp)
@@ -196,8 +187,7 @@ class AveragePrecision(_Ranked):
         0.5
     """
 
-    def __init__(self, name: str = "average_precision", average: str = "macro") -> None:
-        super().__init__(name, average)
+    _default_name = "average_precision"
 
     def _area(self, tp: Tensor, fp: Tensor) -> float:
         if not float(tp[0]):
@@ -228,10 +218,10 @@ def _binary(
             f"Outputs of shape {tuple(outputs.shape)} are scores of "
             f"{scores.shape[-1]} classes, and an area is of two."
         )
-    ones = scores[..., 1]
-    ones = ones.sub(scores[..., 0]) if takes_logits else ones
+    second = scores[..., 1]
+    second = second.sub(scores[..., 0]) if takes_logits else second
     truths = labels.to(torch.float32)
-    return Elements(*(part.reshape(-1) for part in (ones, truths, counts)))
+    return Elements(*(part.reshape(-1) for part in (second, truths, counts)))
 
 
 def _against_rest(parts: Elements) -> Elements:
@@ -242,20 +232,16 @@ def _against_rest(parts: Elements) -> Elements:
     return Elements(*(part.reshape(-1, part.shape[-1]) for part in checked))
 
 
-def by_label(
-    parts: Elements, average: str, has_labels: bool | None
-) -> tuple[Tensor, ...]:
-    """Return scores, targets and weights `[rows, labels]`; one label for "micro".
-
-    Example:
-        >>> parts = Elements(torch.zeros(4, 3), torch.zeros(4, 3), torch.ones(4, 3))
-        >>> by_label(parts, "micro", None)[0].shape
-        torch.Size([12, 1])
-    """
-    if average == "micro":
-        return tuple(part.reshape(-1, 1) for part in parts)
+def _by_label(
+    metric: AUC | _Ranked, outputs: Tensor, targets: Tensor, weights: Tensor | None
+) -> list[Tensor]:
+    """Return scores, targets and weights `[rows, labels]`; one label for "micro"."""
+    has_labels, takes_logits = metric.has_binary_loss, metric._takes_logits
+    parts = _binary(outputs, targets, weights, has_labels, takes_logits)
+    if metric._average == "micro":
+        return [part.reshape(-1, 1) for part in parts]
     columns = [labels_last(part, has_labels=has_labels) for part in parts]
-    return tuple(part.reshape(-1, part.shape[-1]) for part in columns)
+    return [part.reshape(-1, part.shape[-1]) for part in columns]
 
 
 def _points(scores: Tensor, truths: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

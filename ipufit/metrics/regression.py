@@ -15,7 +15,17 @@ from torch import Tensor
 
 from ipufit.errors import DataError
 
-from .base import Metric, is_binary, matched_targets, mean_sums, zeros_like
+from .base import (
+    MeanMetric,
+    Metric,
+    Weighted,
+    Weights,
+    is_binary,
+    matched_targets,
+    mean_sums,
+    weights_like,
+    zeros_like,
+)
 from .correlation import POWERS
 
 SMALLEST = 1e-7
@@ -123,9 +133,7 @@ class MeanSquaredError(Metric):
     """
 
     direction = "min"
-
-    def __init__(self, name: str = "mean_squared_error") -> None:
-        super().__init__(name)
+    _default_name = "mean_squared_error"
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the sums of the squares by power, and their number."""
@@ -159,8 +167,7 @@ class RootMeanSquaredError(MeanSquaredError):
         3.5355
     """
 
-    def __init__(self, name: str = "root_mean_squared_error") -> None:
-        super().__init__(name)
+    _default_name = "root_mean_squared_error"
 
     def result(self, sums: Tensor) -> float:
         """Return the root of the mean square."""
@@ -168,7 +175,7 @@ class RootMeanSquaredError(MeanSquaredError):
         return float(mean.sqrt())
 
 
-class CosineSimilarity(Metric):
+class CosineSimilarity(MeanMetric):
     """The mean cosine of the angle between vectors, along the last axis.
 
     A vector of zeros has the similarity 0 to any vector.
@@ -183,12 +190,9 @@ class CosineSimilarity(Metric):
     """
 
     direction = "max"
+    _default_name = "cosine_similarity"
 
-    def __init__(self, name: str = "cosine_similarity") -> None:
-        super().__init__(name)
-
-    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Return the sum and the number of the cosines."""
+    def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
         if is_binary(outputs) or outputs.shape != targets.shape:
             raise DataError(
                 "cosine_similarity compares vectors along the last axis: outputs and "
@@ -197,7 +201,7 @@ class CosineSimilarity(Metric):
             )
         true = _unit(matched_targets(outputs, targets))
         cosines = _unit(outputs.to(torch.float32)).mul(true).sum(dim=-1)
-        return mean_sums(cosines, weights)
+        return cosines, weights_like(cosines, weights)
 
 
 def _difference(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from ipufit._tree import Structure, tree_map
+from ipufit._tree import tree_map
 from ipufit.errors import DataError, UnsupportedError
 
-from .base import CollectingMetric, outputs_first, rows_of, unfit_weights
+from .base import CollectingMetric, outputs_first, unfit_weights
 
 __all__ = ["StreamedFunction"]
 
@@ -46,20 +46,16 @@ class StreamedFunction(CollectingMetric):
         self._function = outputs_first(function)
         self.direction = direction
 
-    def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
-        """Store a batch without its rows of weight 0."""
-        if weights is not None:
-            outputs, targets = kept_rows(self.name, outputs, targets, weights)
-        if rows_of(outputs):
-            self.batches.append((outputs, targets))
+    def _rows(self, outputs: Any, targets: Any, weights: Tensor | None) -> Any:
+        """Return outputs and targets without rows of weight 0."""
+        if weights is None:
+            return outputs, targets
+        return kept_rows(self.name, outputs, targets, weights)
 
-    def _figure(self) -> float:
-        structure = Structure.of_outputs(self.batches[0])
-        columns = zip(*(structure.flatten(batch) for batch in self.batches))
-        outputs, targets = structure.rebuild(
-            torch.cat(list(column)).detach().numpy() for column in columns
+    def _figure(self, *rows: Any) -> float:
+        return one_number(
+            self.name, self._function(*tree_map(torch.Tensor.numpy, rows))
         )
-        return one_number(self.name, self._function(outputs, targets))
 
 
 def kept_rows(
@@ -74,7 +70,7 @@ def kept_rows(
         weights: Weights of 0 and 1, `[rows]` or `[rows, ...]`.
 
     Returns:
-        Outputs and targets of weight 1; their weighted axes become one.
+        Outputs and targets of weight 1; their weighted axes become a single axis.
 
     Raises:
         UnsupportedError: There are weights other than 0 and 1.

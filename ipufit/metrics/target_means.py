@@ -7,7 +7,7 @@ import inspect
 from typing import Any, Mapping, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+import torch.nn.functional as F  # noqa: N812 - torch's name for it
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -55,7 +55,7 @@ class TargetMeans(TorchFunctionMode):
     torch's cross-entropies divide by the number of targets that aren't ignored, so a
     mean of several micro-batches' means isn't that of their targets. Here they divide
     by the number that the host has counted for the update, as long as the function
-    passes whole targets on: sliced or masked ones have other numbers.
+    passes whole targets on: a slice or mask of them has another number.
 
     Args:
         targets: Nested targets of the function.

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of torchmetrics, recognised by their methods without an import."""
+"""Metrics of torchmetrics, recognized by their methods without an import."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from ipufit._tree import tree_map
 from ipufit.errors import UnsupportedError
 
-from .base import IGNORED_INDEX, StreamedMetric, is_like, rows_of
+from .base import IGNORED_INDEX, StreamedMetric, is_like, rows_of, snake_case
 from .streamed import kept_rows, one_number
 
 __all__ = ["TorchMetric"]
@@ -68,7 +67,7 @@ class TorchMetric(StreamedMetric):
         self.direction = _DIRECTIONS.get(metric.higher_is_better)
 
     @property
-    def given(self) -> Any:
+    def torch_metric(self) -> Any:
         """The object of torchmetrics."""
         return self._metric
 
@@ -138,18 +137,7 @@ def members_of(item: Any) -> list[Any]:
     """
     if not is_collection(item):
         return [item]
-    return [TorchMetric(one, name) for name, one in item.items(copy_state=False)]
-
-
-def snake_case(name: str) -> str:
-    """Convert the name of a class to snake_case.
-
-    Example:
-        >>> snake_case("BinaryAUROC"), snake_case("MulticlassF1Score")
-        ('binary_auroc', 'multiclass_f1_score')
-    """
-    border = r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"
-    return re.sub(border, "_", name).lower()
+    return [TorchMetric(part, name) for name, part in item.items(copy_state=False)]
 
 
 def _same_shape(outputs: Any, targets: Any) -> tuple[Any, Any]:

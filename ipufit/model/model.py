@@ -502,11 +502,12 @@ class IPUModel:
             self._planner.trained_rows = training.plan.micro_batch_size
             snapshot = Snapshot(training, hooks, run, plan.validated, plan.settings)
             if checkpoint is not None:
+                with naming(checkpoint):
+                    snapshot.check(checkpoint)  # before the training program is dropped
                 resuming.enter_context(snapshot.trained.kept_on_error())
             optimization.begin_fit(plan.updates, updates, len(to_come))
             if checkpoint is not None:
                 with naming(checkpoint):
-                    snapshot.check(checkpoint)
                     snapshot.trained.put_back(checkpoint)
             try:
                 for line in optimization.news():

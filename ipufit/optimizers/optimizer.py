@@ -910,6 +910,11 @@ class Optimization:
         needs_running_mean: Whether the options must ask for
             `MeanReductionStrategy.Running`: otherwise the optimizer clips gradients
             that aren't divided by the number of replicas yet.
+        has_schedule: Whether a schedule sets the learning rates.
+        schedule: The source of the learning rates, in words.
+        schedules: The schedules of other values of parameter groups, in words, by name.
+        needs_total: Whether a schedule depends on the number of updates of a fit.
+        needs_epochs: Whether a schedule or ramp has lengths in epochs.
     """
 
     def __init__(
@@ -929,11 +934,19 @@ class Optimization:
         )
         self._rates = rates
         self._schedules = dict(schedules)
-        setters = [rates, *schedules.values()]
-        self._setters = [setter for setter in setters if type(setter) is not Setter]
+        self.has_schedule = isinstance(rates, (ScheduledValues, TorchScheduler))
+        self.schedule = rates.describe()
+        self.schedules = {name: setter.describe() for name, setter in schedules.items()}
+        by_name = {"learning rate": rates, **schedules}
+        self._set_per_update = [
+            name for name, setter in by_name.items() if setter.is_per_update
+        ]
+        self._setters = [s for s in by_name.values() if type(s) is not Setter]
         if spec is not None and isinstance(spec.loss_scaling, LossScaleRamp):
             ramp = RampedScaling(optimizer, spec.loss_scaling, spec.velocity_follows)
             self._setters.append(ramp)
+        self.needs_total = any(setter.needs_total for setter in self._setters)
+        self.needs_epochs = any(setter.needs_epochs for setter in self._setters)
         self._spec = spec
         self._source = source
         self._notes: list[str] = []
@@ -950,21 +963,6 @@ class Optimization:
     def values(self) -> OptimizerValues:
         """The values of the optimizer."""
         return OptimizerValues(self.optimizer)
-
-    @property
-    def has_schedule(self) -> bool:
-        """Whether a schedule sets the learning rates."""
-        return isinstance(self._rates, (ScheduledValues, TorchScheduler))
-
-    @property
-    def schedule(self) -> str:
-        """The source of the learning rates, in words."""
-        return self._rates.describe()
-
-    @property
-    def schedules(self) -> dict[str, str]:
-        """The schedules of other values of parameter groups, in words, by name."""
-        return {name: rates.describe() for name, rates in self._schedules.items()}
 
     @property
     def moves_per_update(self) -> str:
@@ -986,22 +984,6 @@ class Optimization:
         if self.ema_momentum is not None:
             return "weights are averaged after each update"
         return ""
-
-    @property
-    def _set_per_update(self) -> list[str]:
-        """Names of the values that a schedule sets for each update."""
-        setters = {"learning rate": self._rates, **self._schedules}
-        return [name for name, setter in setters.items() if setter.is_per_update]
-
-    @property
-    def needs_total(self) -> bool:
-        """Whether a schedule depends on the number of updates of a fit."""
-        return any(setter.needs_total for setter in self._setters)
-
-    @property
-    def needs_epochs(self) -> bool:
-        """Whether a schedule or ramp has lengths in epochs."""
-        return any(setter.needs_epochs for setter in self._setters)
 
     def news(self) -> list[str]:
         """Return and remove the lines about automatic choices."""
@@ -1082,25 +1064,17 @@ class Optimization:
             state["schedules"] = {name: rates.state_dict() for name, rates in others}
         return state
 
-    @property
-    def state_kind(self) -> Kind:
-        """Return the kind of states of the same optimizer and schedules."""
-
-        def check(state: Any, where: str) -> str | None:
-            is_begun = isinstance(state, Mapping) and bool(state.get("num_updates"))
-            kinds = {
-                "num_updates": count,
-                "rates": self._rates.state_kind(is_begun=is_begun),
-            }
-            if self._schedules:
-                others = {
-                    name: setter.state_kind(is_begun=is_begun)
-                    for name, setter in self._schedules.items()
-                }
-                kinds["schedules"] = fields(others, is_closed=True)
-            return fields(kinds)(state, where)
-
-        return check
+    def check_state(self, state: Any, where: str) -> str | None:
+        """Check a state as a kind: return how it isn't of these schedules, or None."""
+        is_begun = isinstance(state, Mapping) and bool(state.get("num_updates"))
+        kinds: dict[str, Kind] = {
+            name: functools.partial(setter.check_state, is_begun=is_begun)
+            for name, setter in {"rates": self._rates, **self._schedules}.items()
+        }
+        parts = {"num_updates": count, "rates": kinds.pop("rates")}
+        if kinds:
+            parts["schedules"] = fields(kinds, is_closed=True)
+        return fields(parts)(state, where)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the same optimizer and schedules."""

@@ -29,7 +29,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from ipufit._arguments import check_number, check_whole, shown
-from ipufit._kinds import Kind, count, like, optional
+from ipufit._kinds import count, like, optional
 from ipufit._kinds import fields as dict_with
 from ipufit.errors import (
     ConfigError,
@@ -577,10 +577,12 @@ class Setter:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
 
-    def state_kind(self, *, is_begun: bool) -> Kind:
-        """Return the kind of states of the same schedule.
+    def check_state(self, state: Any, where: str, *, is_begun: bool) -> str | None:
+        """Check a state as a kind: return how it isn't of this schedule, or None.
 
         Args:
+            state: A saved state.
+            where: Its name.
             is_begun: Whether updates were made; before the first, lengths are unknown.
         """
         kinds = {name: like(value) for name, value in self.state_dict().items()}
@@ -588,7 +590,7 @@ class Setter:
         for name in set(lengths).intersection(kinds):
             is_known = is_begun and lengths[name]
             kinds[name] = count if is_known else optional(count)
-        return dict_with(kinds, is_closed=True)
+        return dict_with(kinds, is_closed=True)(state, where)
 
 
 class ScheduledValues(Setter):
@@ -860,32 +862,30 @@ class TorchScheduler(Setter):
             ],
         }
 
-    def state_kind(self, *, is_begun: bool) -> Kind:
-        """Return the kind of states from which a copy of the scheduler can go on."""
-        kind = super().state_kind(is_begun=is_begun)
-
-        def check(state: Any, where: str) -> str | None:
-            source, fault = self._mirror.source, kind(state, where)
-            parts = list(_parts_of(self._scheduler))
-            if fault is not None or not all(map(_has_no_user_code, parts)):
-                return fault
-            groups = [dict(group) for group in source.param_groups]
-            stub = SimpleNamespace(param_groups=groups, defaults=source.defaults)
-            try:
-                copied = copy.deepcopy(self._scheduler, {id(source): stub})
-            except TypeError:  # CyclicLR holds a WeakMethod in torch 2.0
-                return None
-            try:
-                copied.load_state_dict(dict(state["scheduler"]))
-                for part in _parts_of(copied):
-                    part._get_lr_called_within_step = True
-                    with contextlib.suppress(NotImplementedError):  # of SequentialLR
-                        part.get_lr()
-            except Exception as error:  # noqa: BLE001 - torch's code may raise anything
-                return f"{where}.scheduler isn't one of {self._who}: {error!r}"
+    def check_state(self, state: Any, where: str, *, is_begun: bool) -> str | None:
+        """Check a state as a kind: return why a copy can't go on from it, or None."""
+        source, fault = (
+            self._mirror.source,
+            super().check_state(state, where, is_begun=is_begun),
+        )
+        parts = [*_parts_of(self._scheduler)]
+        if fault is not None or not all(map(_has_no_user_code, parts)):
+            return fault
+        groups = [dict(group) for group in source.param_groups]
+        stub = SimpleNamespace(param_groups=groups, defaults=source.defaults)
+        try:
+            copied = copy.deepcopy(self._scheduler, {id(source): stub})
+        except TypeError:  # CyclicLR holds a WeakMethod in torch 2.0
             return None
-
-        return check
+        try:
+            copied.load_state_dict(dict(state["scheduler"]))
+            for part in _parts_of(copied):
+                part._get_lr_called_within_step = True
+                with contextlib.suppress(NotImplementedError):  # of SequentialLR
+                    part.get_lr()
+        except Exception as error:  # noqa: BLE001 - torch's code may raise anything
+            return f"{where}.scheduler isn't one of {self._who}: {error!r}"
+        return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""

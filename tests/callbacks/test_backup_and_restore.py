@@ -23,10 +23,7 @@ from ipufit.errors import CheckpointWarning
 from tests.callbacks.driving import linear
 from tests.reference import AtEpochEnd
 
-
-@pytest.fixture(autouse=True)
-def _unsynced(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("unsynced")
 
 
 def fit(*callbacks, epochs=2, count=16, **config):

@@ -20,14 +20,9 @@ from ipufit.checkpoint import read_manifest
 from ipufit.state import RunState
 from tests.callbacks.driving import ScriptedModel, play
 
-pytestmark = pytest.mark.floor
+pytestmark = [pytest.mark.floor, pytest.mark.usefixtures("in_tmp_path")]
 
 NAN = float("nan")
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def saved(series, path="e{epoch}.safetensors", *, batches=0, runs=1, **arguments):

@@ -7,6 +7,7 @@ import pytest
 
 from ipufit import ConfigError
 from ipufit.callbacks import CallbackList, LambdaCallback, MLflowLogger, WandbLogger
+from ipufit.state import RunState
 from tests.callbacks.driving import play
 from tests.callbacks.trackers import MLflowDouble, WandbDouble
 
@@ -124,17 +125,17 @@ def test_it_says_what_to_install(service, monkeypatch):
 # Which calls are written ------------------------------------------------------------
 
 
-def updates_written(service, update_freq, updates_per_call=1, epochs=2, state=None):
+def updates_written(service, update_freq, updates_per_call=1, epochs=2):
     """The numbers of updates at which figures of calls were written."""
     logger = service.logger(update_freq)
-    hooks = CallbackList(logger)
+    hooks, run = CallbackList(logger), RunState()
+    hooks.set_run(run)
     hooks.on_train_begin({})
-    if state is not None:
-        hooks.load_state_dict(state)
     for epoch in range(epochs):
         hooks.on_epoch_begin(epoch, {})
         for first in range(0, 4 * updates_per_call, updates_per_call):
             hooks.on_train_batch_begin(first, {})
+            run.count_call(updates_per_call, samples=0)
             hooks.on_train_batch_end(first + updates_per_call - 1, {"loss": 9.0})
         hooks.on_epoch_end(epoch, {"loss": -1.0})
     logged = service.logged(service.double.runs[0])

@@ -20,6 +20,8 @@ from ipufit.metrics import StreamedMetric
 from tests.callbacks.driving import linear, play
 from tests.reference import Recorder
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 NAN, INF = float("nan"), float("inf")
 DIRECTIONS = {"loss": "min", "accuracy": "max", "left_mae": "min", "val_x": "max"}
 
@@ -58,11 +60,6 @@ def test_more_is_to_max_as_less_is_to_min(value, reference, min_delta):
     assert more == improves(-value, -reference, "min", min_delta)
     assert not (more and improves(value, reference, "min", min_delta))
     assert not improves(value, value, "max", min_delta)
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def make(name, **arguments):
@@ -204,3 +201,23 @@ def test_a_fit_ends_after_the_call(raises, capsys):
     assert names.count("on_train_batch_begin") == 3
     assert names.count("on_train_batch_end") == (2 if raises else 3)
     assert names.count("on_train_end") == (0 if raises else 1)
+
+
+class Withdrawing(Callback):
+    """Stops the run in each call, and withdraws it before the call is over."""
+
+    def on_train_batch_begin(self, batch, logs):
+        self.model.stop_training = True
+        assert self.model.stop_training
+
+    def on_train_batch_end(self, batch, logs):
+        self.model.stop_training = False
+        assert not self.model.stop_training
+
+
+def test_a_stop_can_be_withdrawn_until_the_call_is_over():
+    model = IPUModel(torch.nn.Linear(2, 1))
+    model.compile("sgd", "mse")
+    x, y = torch.zeros(8, 2), torch.ones(8, 1)
+    history = model.fit(x, y, 4, epochs=2, verbose=0, callbacks=Withdrawing())
+    assert history.epoch == [0, 1]

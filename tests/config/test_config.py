@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import UserDict, UserList
 
 import pytest
 import torch
@@ -193,6 +194,21 @@ def test_values_are_refused_when_they_are_given(fields, message):
 def test_a_mistyped_field_of_inference_is_refused(name, own):
     with pytest.raises(UnknownNameError, match=f"'{name}'"):
         IPUConfig(inference={name: ("a",)}, inference_options=own)
+
+
+def test_sequences_and_mappings_of_other_libraries_are_as_lists_and_dicts():
+    plain = {
+        "layers_per_ipu": [1, 2],
+        "available_memory_proportion": [0.2, 0.3],
+        "recompute": ["0", "1.*"],
+        "inference": {"available_memory_proportion": [0.1, 0.1]},
+    }
+    others = {
+        name: UserDict(value) if isinstance(value, dict) else UserList(value)
+        for name, value in plain.items()
+    }
+    assert IPUConfig(**others) == IPUConfig(**plain)
+    assert repr(IPUConfig(**others)) == repr(IPUConfig(**plain))
 
 
 def test_a_process_may_have_64_ipus():

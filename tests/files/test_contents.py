@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 
 import pytest
 import torch
@@ -16,6 +15,8 @@ from safetensors.torch import load_file
 from ipufit.checkpoint import Checkpoint, load_checkpoint, write_checkpoint
 from ipufit.errors import UnsupportedError
 from tests.files.samples import names, same_tensors
+
+pytestmark = pytest.mark.usefixtures("unsynced")
 
 DTYPES = [
     torch.bool,
@@ -47,11 +48,6 @@ values = st.recursive(
     ),
     max_leaves=12,
 )
-
-
-@pytest.fixture(autouse=True)
-def _unsynced(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture

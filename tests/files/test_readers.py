@@ -27,16 +27,13 @@ from ipufit.errors import (
 )
 from tests.files.samples import number_of, sample
 
+pytestmark = pytest.mark.usefixtures("unsynced")
+
 STARTS = 100
 GENERATIONS = 30
 SECONDS = 60
 READS = ("open", "readv", "listdir", "lstat", "stat", "fstat")
 WRITES = ("mkdir", "open", "replace", "unlink", "rmdir")
-
-
-@pytest.fixture(autouse=True)
-def _unsynced(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ from ipufit import Callback, ConfigError
 from ipufit.callbacks import BackupAndRestore, EarlyStopping
 from tests.keras.twins import assert_same_weights, compiled, data, networks
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 THEIRS = keras.callbacks
 KINDS = THEIRS.BackupAndRestore, BackupAndRestore
 COMMON = {"batch_size": 4, "verbose": 0, "shuffle": False}
@@ -63,11 +65,6 @@ class IpufitSeeing(_Seeing, Callback):
 
 
 FAILING, SEEING = (KerasFailing, IpufitFailing), (KerasSeeing, IpufitSeeing)
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def folder(side):

@@ -21,13 +21,10 @@ from tests.callbacks.driving import ScriptedModel, play
 from tests.keras.scenarios import KerasScriptedModel, play_keras
 from tests.keras.twins import assert_same_weights, compiled, data, networks
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 NAN = float("nan")
 THEIRS = keras.callbacks
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def play_theirs(callback, series, **arguments):

@@ -40,6 +40,8 @@ from tests.keras.twins import (
     networks,
 )
 
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
 DRAWN = {
     "EarlyStopping": draw_early_stopping,
     "ReduceLROnPlateau": draw_reduce_lr,
@@ -54,11 +56,6 @@ STATE = {
 }
 SAMPLE = range(1000, 1004)
 KINDS = KerasInject, IpufitInject
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def pair_of(name, arguments):

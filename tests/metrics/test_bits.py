@@ -9,6 +9,7 @@ from torch import nn
 import ipufit
 from ipufit import IPUModel
 from ipufit.errors import DataError
+from tests.metrics.harness import Through
 
 METRICS = ["accuracy", "f1", "iou", "mean_iou"]
 
@@ -19,20 +20,11 @@ def dice(outputs, targets):
 
 def figures(x, y, loss, metrics=METRICS):
     """Figures of `fit` and of `evaluate` of a module that returns `x`."""
-    model = IPUModel(Shift())
+    model = IPUModel(Through())
     model.compile(ipufit.Optimizer("sgd", learning_rate=0.0), loss, metrics=metrics)
     history = model.fit(x, y, batch_size=4, verbose=0).history
     trained = {name: values[0] for name, values in history.items()}
     return trained, model.evaluate(x, y, batch_size=8, verbose=0)
-
-
-class Shift(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.by = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x):
-        return x + self.by
 
 
 def drawn(*shape):
@@ -106,7 +98,7 @@ def test_scores_of_several_labels_are_averaged(shape):
 @pytest.mark.parametrize("name", ["f1", "balanced_accuracy", "exact_auc"])
 def test_one_output_is_one_label(shape, name):
     x, y = drawn(*shape)
-    model = IPUModel(Shift())
+    model = IPUModel(Through())
     model.compile("sgd", "bce", metrics=[name])
     expected = model.evaluate(x.reshape(-1), y.reshape(-1), verbose=0)[name]
     assert model.evaluate(x, y, verbose=0)[name] == pytest.approx(expected)

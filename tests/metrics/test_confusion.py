@@ -227,12 +227,16 @@ def test_a_class_without_a_pixel_can_be_ignored(void, second):
     truths[:, :2] = void
     kept = truths.ne(void)
     plain = figure(MeanIoU(), outputs[kept], truths[kept])
-    of_third = figure(IoU(class_id=3), outputs[kept], truths[kept])
     moved = outputs.movedim(-1, 1) if second else outputs
     metric = MeanIoU(6, ignore_class=void)
     assert figure(metric, moved, truths) == pytest.approx(plain)
-    third = IoU(class_id=3, ignore_class=void)
-    assert figure(third, moved, truths) == pytest.approx(of_third)
+    for score in (IoU, Precision, Recall, Specificity, F1Score, FBetaScore):
+        of_third = figure(score(class_id=3), outputs[kept], truths[kept])
+        third = score(class_id=3, ignore_class=void)
+        assert figure(third, moved, truths) == pytest.approx(of_third)
+    for count in (TruePositives, FalsePositives, TrueNegatives, FalseNegatives):
+        number = figure(count(), outputs[kept], truths[kept])
+        assert figure(count(ignore_class=void), moved, truths) == number
     if void > 0:
         assert figure(metric, moved, truths.byte()) == pytest.approx(plain)
     if void != 2:

@@ -38,6 +38,11 @@ class Ours(Metric):
         return torch.stack([outputs.sum(), torch.full_like(outputs.sum(), 2.0)])
 
 
+class OfTwo(Ours):
+    def __init__(self, first, second):
+        super().__init__(f"{first}_{second}")
+
+
 class Callable:
     def __call__(self, outputs, targets):
         return outputs - targets
@@ -111,6 +116,7 @@ def test_a_metric_is_itself_and_a_class_is_made():
     assert resolve_metric(ours) is ours
     assert resolve_metric(streamed) is streamed
     assert isinstance(resolve_metric(MeanIoU), MeanIoU)
+    assert resolve_metric(Ours).name == "ours"
     assert isinstance(resolve_metric(Counted()), TorchMetric)
 
 
@@ -123,7 +129,7 @@ def test_what_is_no_metric_is_refused(metrics):
 @pytest.mark.parametrize(
     ("item", "hint"),
     [
-        (Ours, r"class Ours.*name"),
+        (OfTwo, r"class OfTwo.*second"),
         (Callable, r"Callable\(\.\.\.\)"),
         (Counted, r"Counted\(\.\.\.\)"),
         (OfKeras(), "Keras.*'auc'"),

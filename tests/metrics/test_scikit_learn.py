@@ -21,7 +21,7 @@ from torch import nn
 import ipufit
 from ipufit import IPUConfig, IPUModel, metrics
 from tests.metrics import peers
-from tests.metrics.harness import figure
+from tests.metrics.harness import Through, figure
 from tests.strategies import examples, is_long
 
 IGNORED = -100
@@ -258,15 +258,6 @@ def references(drawn):
     return {name: peer for name, peer in found.items() if name not in left_out}
 
 
-class Squashed(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.by, self.function = nn.Parameter(torch.zeros(())), function
-
-    def forward(self, x):
-        return self.function(x + self.by)
-
-
 def loss_of(drawn):
     """A loss with a value for each weight, which says nothing about metrics."""
     kind, outputs = drawn.form.kind, drawn.form.outputs
@@ -300,7 +291,7 @@ def summed(drawn, name, outputs, targets, weights):
 def ours(drawn, names, x, y, weights):
     """The figures of `evaluate` or of validation data."""
     config = IPUConfig(micro_batch_size=drawn.micro_batch, replicas=drawn.replicas)
-    model = IPUModel(Squashed(squash(drawn)), config)
+    model = IPUModel(Through(squash(drawn)), config)
     where = "weighted_metrics" if drawn.are_weighted else "metrics"
     model.compile(ipufit.Optimizer("sgd", 0.0), loss_of(drawn), **{where: names})
     if drawn.way == "evaluate":

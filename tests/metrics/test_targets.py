@@ -9,7 +9,7 @@ import ipufit
 from ipufit import IPUModel
 from ipufit.errors import DataError
 from ipufit.metrics import metric_names, resolve_metric
-from tests.metrics.harness import figure
+from tests.metrics.harness import Through, figure
 
 OF_NUMBERS = """
     cosine_similarity explained_variance huber l1 log_cosh mae mape mean_absolute_error
@@ -113,15 +113,6 @@ def test_class_indices_of_minus_100_do_not_count():
         assert found == pytest.approx(expected), name
 
 
-class Shift(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.by = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x):
-        return x + self.by
-
-
 def masked(outputs, targets):
     values = nn.functional.softplus(outputs) - outputs * targets
     return torch.where(targets.eq(-100), torch.zeros_like(values), values)
@@ -132,7 +123,7 @@ def test_0s_and_1s_of_minus_100_do_not_count(shape):
     x, y = drawn(*shape)
     is_kept = torch.rand(shape).gt(0.3)
     marked = y.masked_fill(is_kept.logical_not(), -100)
-    model = IPUModel(Shift())
+    model = IPUModel(Through())
     model.compile(ipufit.Optimizer("sgd", learning_rate=0.0), masked, metrics=OF_BITS)
     expected = model.evaluate(x[is_kept], y[is_kept], verbose=0)
     history = model.fit(x, marked, batch_size=4, verbose=0).history
@@ -168,7 +159,7 @@ def size(outputs, targets):
 
 
 def compiled(metrics, loss=size, **config):
-    model = IPUModel(Shift(), ipufit.IPUConfig(**config))
+    model = IPUModel(Through(), ipufit.IPUConfig(**config))
     model.compile("sgd", loss, metrics=metrics)
     return model
 

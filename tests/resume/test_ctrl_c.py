@@ -309,6 +309,26 @@ def test_a_handler_of_the_user_is_called_after_the_call_and_stays(number):
     assert_is_of_plain_torch(model)
 
 
+def test_a_handler_that_a_hook_sets_waits_from_the_next_epoch_on():
+    def end(*_):
+        raise TimeoutError
+
+    class Set(Callback):
+        def on_epoch_begin(self, epoch, logs):
+            signal.signal(signal.SIGALRM, end)
+
+    metric = InterruptingMetric(4, number=signal.SIGALRM)
+    model = compiled(metrics=[metric])
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        with pytest.raises(TimeoutError):
+            fit(model, Set())
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert model.num_updates == metric.ended == 4
+    assert_is_of_plain_torch(model)
+
+
 def test_a_run_in_another_thread_holds_up_no_signal():
     seen = set()
 
