@@ -50,6 +50,7 @@ class SavingCallback(Callback):
         check_frequency(self, "save_freq", save_freq, "epoch")
         self.save_freq = save_freq
         self.updates_since_save = 0
+        self.last_update = -1  # in the epoch
         self._updates_counted = 0
         self._saved: tuple[int, bool] | None = None
 
@@ -68,6 +69,7 @@ class SavingCallback(Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """Save if enough updates were made."""
         if isinstance(self.save_freq, int):
+            self.last_update = batch
             self.updates_since_save += self.run.updates - self._updates_counted
             self._updates_counted = self.run.updates
             if self.updates_since_save >= self.save_freq:
@@ -208,7 +210,6 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
                 keep_best=1,
                 mode=None if self.mode == "auto" else self.mode,
             )
-        self.last_update = -1
         self._last_moment: SavedAt | None = None
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
@@ -240,12 +241,6 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
         """Reset the count of the epoch's updates."""
         self.last_update = -1
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Save if enough updates were made."""
-        if self.save_freq != "epoch":
-            self.last_update = batch
-        super().on_train_batch_end(batch, logs)
 
     @property
     def reads_batch_logs(self) -> bool:  # type: ignore[override]
