@@ -62,9 +62,9 @@ _OF_HOSTS_WITH_IPUS = (
 
 
 def signs_of_ipus() -> list[str]:
-    """List what says that this host has IPUs: environment variables and devices.
+    """List the signs that this host has IPUs: environment variables and devices.
 
-    The SDK's `enable.sh`, a V-IPU partition and PopRun set such variables; cards are
+    The SDK's `enable.sh`, a V-IPU partition and PopRun set the variables; cards are
     devices of the system.
 
     Example:
@@ -77,7 +77,7 @@ def signs_of_ipus() -> list[str]:
 
 
 def is_first_process() -> bool:
-    """Return whether this process may say what all processes of a run would say.
+    """Return whether this process prints messages that are the same in all processes.
 
     Example:
         >>> is_first_process()
@@ -88,11 +88,11 @@ def is_first_process() -> bool:
     return is_first and multiprocessing.parent_process() is None
 
 
-def no_poptorch() -> str:
-    """Say how to install PopTorch, by the wheel of the SDK if this shell has one.
+def poptorch_install_hint() -> str:
+    """Return how to install PopTorch, with the wheel of the SDK if there is one.
 
     Example:
-        >>> "3.8" in no_poptorch()
+        >>> "3.8" in poptorch_install_hint()
         True
     """
     poplar = os.environ.get("POPLAR_SDK_ENABLED", "")
@@ -120,7 +120,7 @@ def waits_for_ipus() -> bool:
 
 
 def whole_number(text: str) -> int | None:
-    """Return the number that digits stand for; None if it is something else.
+    """Return the whole number that a text of digits stands for; None for other texts.
 
     Example:
         >>> whole_number("16"), whole_number("-1"), whole_number("9" * 5000)
@@ -130,10 +130,10 @@ def whole_number(text: str) -> int | None:
 
 
 def total_replicas() -> int | None:
-    """Return the number of replicas that a launcher asked for; None without.
+    """Return the number of replicas that a launcher asked for; None without a launcher.
 
     Raises:
-        ConfigError: `IPUFIT_REPLICAS` is no whole number of 1 or more.
+        ConfigError: `IPUFIT_REPLICAS` isn't a whole number of 1 or more.
 
     Example:
         >>> total_replicas() is None
@@ -149,7 +149,7 @@ def total_replicas() -> int | None:
 
 
 def check_numbers() -> None:
-    """Refuse variables of ipufit with other values than numbers, needed or not.
+    """Refuse non-numeric values of ipufit's numeric variables, even of unused ones.
 
     Raises:
         ConfigError: A variable has another value.
@@ -166,10 +166,11 @@ def process_of_parent() -> tuple[int, int, str] | None:
     """Return the process that this data worker loads samples for; None if unset.
 
     Returns:
-        Its index, the number of processes, and its launcher's index and count as text.
+        Index of the process, the number of processes, and the launcher's index and
+        count as text.
 
     Raises:
-        ConfigError: `IPUFIT_PROCESS` was set by something else than ipufit.
+        ConfigError: `IPUFIT_PROCESS` wasn't set by ipufit.
 
     Example:
         >>> process_of_parent() is None
@@ -190,7 +191,7 @@ def process_timeout() -> float:
     """Return the seconds that a process waits for others before it gives up.
 
     Raises:
-        ConfigError: `IPUFIT_PROCESS_TIMEOUT` is no positive number.
+        ConfigError: `IPUFIT_PROCESS_TIMEOUT` isn't a positive number.
 
     Example:
         >>> process_timeout()
@@ -203,13 +204,13 @@ def process_timeout() -> float:
         seconds = 0.0
     if not 0 < seconds < 1e9:
         raise ConfigError(
-            f"{PROCESS_TIMEOUT}={text!r} is no positive number of seconds."
+            f"{PROCESS_TIMEOUT}={text!r} isn't a positive number of seconds."
         )
     return seconds
 
 
 def compile_for() -> int:
-    """Return the version of the IPUs that programs are compiled for without any.
+    """Return the version of the IPUs to compile for on a host without IPUs.
 
     Raises:
         ConfigError: `IPUFIT_COMPILE_FOR` has another value than `IPU_VERSIONS`.
@@ -221,7 +222,7 @@ def compile_for() -> int:
     text = os.environ.get(COMPILE_FOR, "") or "2"
     if text not in map(str, IPU_VERSIONS):
         raise ConfigError(
-            f"{COMPILE_FOR}={text!r} is no version of an IPU: set it to one of "
+            f"{COMPILE_FOR}={text!r} isn't a version of IPUs: set it to one of "
             f"{', '.join(map(str, IPU_VERSIONS))}, or unset it."
         )
     return int(text)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam: the only module that chooses between PopTorch and the emulator.
+"""Choose between PopTorch and the emulator; no other module does.
 
 It takes the installed PopTorch if there is one, else `ipufit.emulator`, which keeps the
-same contract; `IPUFIT_BACKEND` can insist on either. No script that needs IPUs is
-emulated silently: an installed PopTorch that is broken raises its own error, and a host
-with IPUs but without PopTorch is refused.
+same contract; `IPUFIT_BACKEND` can insist on either. ipufit never silently emulates a
+script that needs IPUs: a broken PopTorch raises its error, and a host with IPUs but
+without PopTorch is refused.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ else:
                 raise ConfigError(
                     f"{reason}, but the Python that runs here has none "
                     f"({platform.python_version()}, {sys.executable}). "
-                    f"{_env.no_poptorch()}. To run on this machine's processor, set "
-                    "IPUFIT_BACKEND=emulator."
+                    f"{_env.poptorch_install_hint()}. To run on this machine's "
+                    "processor, set IPUFIT_BACKEND=emulator."
                 ) from None
             import ipufit.emulator as poptorch
 
@@ -66,7 +66,7 @@ else:
 def popdist() -> Any:
     """Return PopDist, initialised: the SDK's beside PopTorch, or the emulated one.
 
-    It is imported only in processes that PopRun has started.
+    PopDist is imported only in processes that PopRun has started.
 
     Raises:
         ConfigError: PopTorch is installed without PopDist.
@@ -90,7 +90,7 @@ def popdist() -> Any:
 
 
 def custom_parser(value: object) -> Any:
-    """Return the parser that `registerCustomArgParser` has for a value, or None.
+    """Return PopTorch's custom parser (`registerCustomArgParser`) for a value, or None.
 
     PopTorch has no public function for it; the emulator has the same private one.
     """
@@ -104,9 +104,10 @@ def custom_parser(value: object) -> Any:
 def survey() -> Any:
     """Return the emulator's `survey`, which finds all refusals of a program at once.
 
-    PopTorch has no such function: it ends a trace at the first refusal, and compiles
-    for minutes if there is none. A traced program calls the functions of the backend
-    that its process has chosen, so a process that runs on PopTorch can't survey it.
+    PopTorch has no such function: PopTorch ends a trace at the first refusal, and
+    compiles for minutes if there is no refusal. A traced program calls the functions of
+    the backend that its process has chosen, so a process that runs on PopTorch can't
+    survey it.
 
     Raises:
         UnsupportedError: This process runs on PopTorch itself.

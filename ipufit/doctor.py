@@ -151,7 +151,11 @@ def _back_end() -> Iterator[_Row]:
     if _env.backend() == "emulator":
         yield "back end", "emulator: IPUFIT_BACKEND=emulator asks for it"
     else:
-        yield "back end", "emulator: PopTorch isn't installed", _env.no_poptorch()
+        yield (
+            "back end",
+            "emulator: PopTorch isn't installed",
+            _env.poptorch_install_hint(),
+        )
     try:
         torch: Any = importlib.import_module("torch")
         model = poptorch.inferenceModel(torch.nn.ReLU())

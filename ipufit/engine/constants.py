@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python values that are compiled into a program, because its code read them.
 
-A snapshot begins at the module, the losses and the metrics. It follows submodules,
-hooks, containers and functions; for a function the globals, closure variables and
-defaults; for an object the attributes that some code names (`co_names`). Comparing a
-snapshot only asks whether objects are where they were. If one isn't, the program is
-called on the host once more: the change counts if that call differs from the first.
+`ReadableValues` collects these values. It begins at the module, the losses and the
+metrics, and follows submodules, hooks, containers and functions. Of a function it
+follows the globals, closure variables and defaults; of an object the attributes that
+some code names (`co_names`). A comparison only checks whether each object is still at
+its place. If an object was replaced, the program is called on the host again. The
+change counts if this call differs from the first call.
 
 The code of installed packages isn't read. All public attributes of their layers and
-objects count instead. A snapshot ends after `SIZE` objects.
+objects are compared instead. The collection stops after `SIZE` objects.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ def _origin(module_name: str) -> str:
     """Classify a Python module by its author.
 
     Returns:
-        "user"; "package" if it is installed, or has objects with settings; "machinery"
-        for Python, torch, numpy, PopTorch and ipufit, whose objects are no values.
+        "user"; "package" for an installed module, or one whose objects have settings;
+        "machinery" for Python, torch, numpy, PopTorch and ipufit, whose objects are not
+        compared.
     """
     root = module_name.partition(".")[0]
     if root == "__main__":  # also of code that an installed program runs
@@ -99,14 +101,14 @@ def _origin(module_name: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _names_in(code: CodeType) -> frozenset[str]:
-    """Return all names in the code of a function, and texts that may be names."""
+    """Return the names in a function's code, and the strings that may be names."""
     texts = (text for text in code.co_consts if isinstance(text, str))
     inner = (part for part in code.co_consts if isinstance(part, CodeType))
     return frozenset({*code.co_names, *texts}.union(*map(_names_in, inner)))
 
 
 def _contents(value: Any) -> Any:
-    """Return what is equal for equal constants, or containers of the same objects."""
+    """Return a value to compare: equal for equal constants and equal containers."""
     if isinstance(value, _CONTAINERS):
         return [*map(id, value), *map(id, getattr(value, "values", list)())]
     return checksum(value) if isinstance(value, Tensor) else zlib.crc32(value.tobytes())
@@ -125,14 +127,14 @@ _in_words = functools.lru_cache(maxsize=None)(_Words)
 
 
 def _buffer(buffers: Mapping[str, Any], name: str) -> Any:
-    """Return a buffer; of a 0-d one, whose value goes to the device, only the type."""
+    """Return a buffer, or only the type of a 0-d buffer, whose value may change."""
     buffer: Any = buffers.get(name)
     if not issubclass(type(buffer), Tensor) or unfetched(buffer, "ndim"):
         return buffer
     return _in_words(f"0-d buffer of {unfetched(buffer, 'dtype')}")
 
 
-_OF_CONTENTS = (_contents, _version, len)
+_READS_OF_CONTENTS = (_contents, _version, len)
 """What is read of an object to see whether the object itself has changed."""
 
 
@@ -142,7 +144,7 @@ _NOT_THERE = (LookupError, AttributeError, ValueError)  # ValueError: an empty c
 def _are_equal(value: Any, other: Any, read: Callable[..., Any]) -> bool:
     if type(value) is not type(other):
         return False
-    if not (issubclass(type(value), _PLAIN) or read in _OF_CONTENTS):
+    if not (issubclass(type(value), _PLAIN) or read in _READS_OF_CONTENTS):
         return False
     return bool(value == other or (value != value and other != other))  # NaN
 
@@ -151,8 +153,8 @@ _Place = Tuple[str, Callable[..., Any], Tuple[Any, ...], Any]
 """A path such as `module.scale`, how to read what is there, and the value before."""
 
 
-class Snapshot:
-    """The values that code can read, and the places where it reads them.
+class ReadableValues:
+    """The values that code can read, and the paths at which it reads them.
 
     Args:
         roots: Functions and objects to begin at, by name.
@@ -179,7 +181,7 @@ class Snapshot:
             self._visit(*self._queue.popleft())
 
     def changes(self, *, thoroughly: bool) -> Iterator[tuple[_Place, Any]]:
-        """Yield the places that have other values now, and these values.
+        """Yield each place whose value has changed, with the new value.
 
         Args:
             thoroughly: Compare large containers and constants too.
@@ -194,9 +196,9 @@ class Snapshot:
                 yield (path, read, arguments, before), now
 
     def described(self, place: _Place, now: Any, when: str) -> str:
-        """Describe what was and is at a place."""
+        """Describe a changed value: its path, old and new value."""
         path, read, arguments, before = place
-        if read in _OF_CONTENTS:
+        if read in _READS_OF_CONTENTS:
             before = now = arguments[0]
         old, new = (self._described(path, value) for value in (before, now))
         new = f"another {new[2:]}" if new == old else new
@@ -215,7 +217,7 @@ class Snapshot:
     def _follow(
         self, path: str, read: Callable[..., Any], owner: Any, *key: Any
     ) -> None:
-        """Record what is at a place, and visit it."""
+        """Record the value at a place, and visit the value."""
         if (id(owner), key[:1]) in self._followed:
             return
         self._followed.add((id(owner), key[:1]))
@@ -223,16 +225,16 @@ class Snapshot:
         with contextlib.suppress(*_NOT_THERE):
             value = read(owner, *key)
         self._places.append((path, read, (owner, *key), value))
-        if read not in _OF_CONTENTS:
+        if read not in _READS_OF_CONTENTS:
             self._queue.append((path, value))
 
     def _is_named(self, name: str) -> bool:
-        """Return whether code may read attributes of a name."""
+        """Return whether code may read an attribute of this name."""
         is_computed = not _COMPUTED.isdisjoint(self.names)
         return name in self.names or (is_computed and not name.startswith("_"))
 
     def _offer(self, name: str, *place: Any) -> None:
-        """Follow an attribute if some code names it, at the latest when one does."""
+        """Follow an attribute as soon as some code names it."""
         if self._is_named(name):
             self._follow(*place)
         else:
@@ -307,7 +309,7 @@ class Snapshot:
             self._follow(f"{path}[{key!r}]", read, value, key, *default)
 
     def _visit_function(self, path: str, function: Any) -> None:
-        """Visit what a function's code reads beside attributes."""
+        """Visit the globals, closure variables and defaults of a function."""
         code, variables = function.__code__, function.__globals__
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             self._follow(f"closure variable {name}", getattr, cell, "cell_contents")
@@ -392,16 +394,17 @@ class Snapshot:
 class BakedInValues:
     """The values that the code of a program could read when it was traced.
 
-    A value that has changed counts only if the program would be another. So the
-    program is called on the host when it is compiled, and again after a change.
+    A changed value counts only if it changes the program. So the program is called on
+    the host when it is compiled, and again after a change.
 
     Args:
         module: The user's module.
         step: Function that the program calls in the module's place.
         objective: Losses and metrics of a training program. Streamed metrics aren't
             traced.
-        call_on_host: Calls the program on the host, and returns what is equal for equal
-            programs; None if that isn't possible. Every change counts then.
+        call_on_host: Calls the program on the host, and returns a description that is
+            equal for equal programs; None if the call isn't possible. Every change
+            counts then.
 
     Attributes:
         may_call: Whether the trace was whole, so that `call_on_host` will end.
@@ -438,19 +441,20 @@ class BakedInValues:
             for output_metric in objective.metrics:
                 if not isinstance(output_metric.metric, StreamedMetric):
                     self._roots[f"metric {output_metric.name}"] = output_metric.metric
-        self._snapshot = Snapshot(self._roots)
+        self._readable = ReadableValues(self._roots)
 
     def _called(self) -> object:
-        """Call the program on the host, if that says enough about the device's."""
-        names = self._snapshot.names
+        """Call the program on the host, unless its code asks where it runs."""
+        names = self._readable.names
         has_code, asks = names > _ALWAYS_CALLED, "isRunningOnIpu" in names
         return self._call_on_host() if has_code and not asks else None
 
     def changes(self, when: str = "", *, thoroughly: bool = True) -> str:
-        """Describe values that have changed, if they make it another program.
+        """Describe the changed values if they would change the program.
 
         Args:
-            when: When the values were the old ones.
+            when: Words for the time of the old values, such as " when the model was
+                compiled".
             thoroughly: Compare large constants and containers too.
 
         Returns:
@@ -463,17 +467,17 @@ class BakedInValues:
             >>> values.changes()
             'module.p was 0.5 and is 0.25 now'
         """
-        snapshot = self._snapshot
-        changes = list(snapshot.changes(thoroughly=thoroughly))
-        if not changes and (snapshot.is_complete or not thoroughly):
+        readable = self._readable
+        changes = list(readable.changes(thoroughly=thoroughly))
+        if not changes and (readable.is_complete or not thoroughly):
             return ""
         result = self._called()
         if changes and (result is None or result != self._result):
-            texts = dict.fromkeys(snapshot.described(*c, when) for c in changes)
+            texts = dict.fromkeys(readable.described(*c, when) for c in changes)
             return ", ".join([*texts][:3])
         if result != self._result:
             return f"a value of more than {SIZE} has changed"
-        self._snapshot = Snapshot(self._roots)
+        self._readable = ReadableValues(self._roots)
         return ""
 
     def check(self) -> None:
@@ -491,18 +495,20 @@ class BakedInValues:
             )
 
     @contextlib.contextmanager
-    def traced(self, others: Iterable[BakedInValues] = ()) -> Iterator[None]:
-        """Record the values anew after a trace inside the context.
+    def record_after_trace(
+        self, others: Iterable[BakedInValues] = ()
+    ) -> Iterator[None]:
+        """Record the values again at the end of the context, in which a trace runs.
 
         Args:
-            others: Values of other programs, which accept what the trace changes, such
-                as a counter.
+            others: Values of other programs. They accept the changes that the trace
+                itself makes, such as those of a counter.
 
         Warns:
             BakedInWarning: `forward` reads a number and changes it.
         """
         current = [values for values in others if not values.changes()]
-        before = self._snapshot
+        before = self._readable
         try:
             yield
             if self.may_call:
@@ -514,7 +520,7 @@ class BakedInValues:
             ]
         finally:
             for values in (self, *current):
-                values._snapshot = Snapshot(values._roots)
+                values._readable = ReadableValues(values._roots)
         for what in counters:
             warn_of_baked_in(
                 what,
@@ -524,7 +530,7 @@ class BakedInValues:
             )
 
     def _is_read(self, owner: Any, key: Any = None, *_: Any) -> bool:
-        """Return whether another number in a dict or list makes it another program."""
+        """Return whether the program changes with a number in a dict or list."""
         if self._result is None or key is None or not isinstance(owner, (dict, list)):
             return False
         now = owner[key]

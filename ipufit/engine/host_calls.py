@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of a user's module on the host, with a sample: for shapes and sizes."""
+"""Call a user's module on the host with a sample, to get shapes and sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ipufit.engine.objective import (
     Objective,
     named_outputs,
     only,
-    sum_instead_of_mean,
+    sum_loss_message,
 )
 from ipufit.engine.precision import change_types
 from ipufit.engine.step import Step, call_module, results_of
@@ -141,7 +141,8 @@ class OutputSize(NamedTuple):
 
     Attributes:
         num_bytes: Bytes of all tensors that are returned.
-        has_scalars: Whether it returns scalars: its own loss, or logged ones.
+        has_scalars: Whether the program returns scalars: the module's own loss, or
+            logged scalars.
         moves_buffers: Whether the module changes a buffer in place in eval mode, so
             that a pass changes later ones.
         outputs: Outputs for the samples of zeros.
@@ -155,7 +156,7 @@ class OutputSize(NamedTuple):
 
 @contextlib.contextmanager
 def _trial_calls() -> Iterator[None]:
-    """Call a user's code on made-up data: it may fail, warn or draw random numbers."""
+    """Hide errors and warnings inside the context, and restore random states."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(HostRandomState())
         stack.enter_context(contextlib.suppress(Exception))
@@ -165,7 +166,7 @@ def _trial_calls() -> Iterator[None]:
 
 
 class _CallsDescribed(TorchFunctionMode):
-    """Describes the calls of torch's functions, with the constants among arguments."""
+    """Describes the calls of torch's functions, with their constant arguments."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
@@ -204,7 +205,7 @@ def _contents(tensor: Tensor) -> str:
 
 
 def _constant_or_ramp(tensor: Tensor) -> Tensor:
-    """Return a buffer of whole numbers, which is compiled in; else a ramp."""
+    """Return a copy of an integer buffer, which is compiled in; else a ramp."""
     is_whole = not unfetched(tensor, "dtype").is_floating_point
     if is_whole and unfetched(tensor, "ndim") and not is_counted(tensor):
         return Tensor.clone(tensor)  # which fetches nothing
@@ -213,9 +214,10 @@ def _constant_or_ramp(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class HostProgram:
-    """A program that is called on the host, for what PopTorch doesn't say.
+    """A program that is called on the host, for facts that PopTorch doesn't report.
 
-    The module is called with other weights, so that none is fetched from a device.
+    The module is called with made-up weights, so that no weight is fetched from a
+    device.
 
     Attributes:
         module: The user's module.
@@ -241,12 +243,13 @@ class HostProgram:
 
         Args:
             sample: Tensors of a batch.
-            make: Makes a weight in the place of another.
+            make: Makes the replacement of a weight.
             training: Whether the module is called in training mode.
             noiseless: Whether dropout drops nothing, and random numbers are constants.
 
         Returns:
-            Its own loss, its outputs, the scalars that it logs, and its buffers.
+            The module's own loss, its outputs, the scalars that it logs, and its
+            buffers.
         """
         module, structure = self.module, self.structure
         with contextlib.ExitStack() as stack:
@@ -270,8 +273,8 @@ class HostProgram:
     ) -> OutputSize | None:
         """Call the module or step with a sample of zeros, and measure the output.
 
-        The weights are zeros, too: one number for each, expanded to its shape. So this
-        takes little memory and time. Random states don't change, nor does the module.
+        The weights are zeros, too: one number per weight, expanded to its shape. So the
+        call takes little memory and time. Neither random states nor the module change.
 
         Args:
             num_samples: Number of samples to call the module with.
@@ -305,7 +308,7 @@ class HostProgram:
         return None
 
     def refuse_other_axes(self, outputs: Any) -> None:
-        """Refuse outputs whose first axis isn't that of samples, but has its length.
+        """Refuse outputs whose first axis isn't the samples', but has its length.
 
         Where a buffer holds a state for each sample, outputs for one sample have the
         shapes of those for a micro-batch.
@@ -314,7 +317,7 @@ class HostProgram:
             outputs: Outputs for one sample.
 
         Raises:
-            UnsupportedError: There is such an output.
+            UnsupportedError: An output has another first axis.
         """
         rows = len(self.example[0])
         for index, leaf in enumerate(leaves_of(outputs)):
@@ -330,7 +333,7 @@ class HostProgram:
                 )
 
     def metric_bytes(self, objective: Objective) -> int:
-        """Return the bytes on the host for a micro-batch's sums of metrics, if many.
+        """Return the host bytes of a micro-batch's metric sums, or 0 if there are few.
 
         A training program returns these sums for each micro-batch, and the host keeps
         the running sums after each. A metric may have many sums: a matrix of all pairs
@@ -370,13 +373,13 @@ class HostProgram:
         return _BYTES_OF_SUM * count
 
     def refuse_outputs_of_training(self, objective: Objective) -> None:
-        """Refuse losses that fail for more or fewer outputs of eval mode.
+        """Refuse losses that fail because eval mode returns more or fewer outputs.
 
         Args:
             objective: Losses and metrics.
 
         Raises:
-            UnsupportedError: There is such a loss.
+            UnsupportedError: A loss fails for the outputs of eval mode.
         """
         names, failures = [], []
         for training in (True, False):
@@ -450,7 +453,7 @@ class HostProgram:
             step: The step that was traced.
 
         Raises:
-            ConfigError: There is one.
+            ConfigError: A loss, metric or scalar is a sum.
         """
         if step.logs_scalars and not step.computation.owns_loss:
             self.refuse_own_sums(training=step.is_training)
@@ -458,7 +461,7 @@ class HostProgram:
             refuse_sums(step.objective, outputs, labels, len(self.example[0]))
 
     def calls(self, objective: Objective | None) -> list[str] | None:
-        """Describe all that the program computes, and what it computes it from.
+        """Describe the program's inputs, operations and results.
 
         Args:
             objective: Losses and metrics of a training program.
@@ -497,7 +500,7 @@ class HostProgram:
 
 
 class _RowsNoted(TorchFunctionMode):
-    """Notes whether a row is taken out of a tensor, as if it were several outputs."""
+    """Records whether code indexes or unpacks a tensor like several outputs."""
 
     def __init__(self, outputs: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
@@ -512,7 +515,7 @@ class _RowsNoted(TorchFunctionMode):
 
 
 def _failure_of_losses(objective: Objective, outputs: Any, labels: Labels) -> str:
-    """Return why the losses can't be computed of outputs; empty if they can."""
+    """Return why the losses can't be computed from the outputs; "" if they can."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_trial_calls())
         for module in objective.modules:  # which may change their buffers
@@ -523,23 +526,23 @@ def _failure_of_losses(objective: Objective, outputs: Any, labels: Labels) -> st
             objective.bind(outputs, labels).terms(outputs, labels, 2)
         except Exception as error:  # noqa: BLE001 - a user's code may raise anything
             return str(error)
-    return "the loss takes outputs apart that aren't several" if rows.has_taken else ""
+    unpacked = "the loss unpacks a single output as if it were several"
+    return unpacked if rows.has_taken else ""
 
 
 @contextlib.contextmanager
 def _weights_replaced(
     module: torch.nn.Module, make: Callable[[Tensor], Tensor]
 ) -> Iterator[list[Tensor]]:
-    """Give a module other weights inside the context.
+    """Replace the weights of a module inside the context.
 
-    They replace its own weights in the module itself, because `forward` may be a
-    closure over it. All attributes of its parts are restored. A weight that PopTorch
-    trains isn't fetched from its device: only attributes that `unfetched` reads are
-    used.
+    The module itself gets the weights, and not a copy, because `forward` may be a
+    closure over the module. At the end all attributes of its submodules are restored.
+    No weight is fetched from a device: only attributes that `unfetched` reads are used.
 
     Args:
         module: The module.
-        make: Makes a weight in the place of another.
+        make: Makes the replacement of a weight.
 
     Yields:
         The buffers of the context.
@@ -581,9 +584,10 @@ def _zeros_like(tensor: Tensor) -> Tensor:
 
 
 def _ramp_like(tensor: Tensor, *, is_falling: bool) -> Tensor:
-    """Return numbers about 1, divided by the inputs of a layer, in little memory.
+    """Return evenly spaced test values from 0.5 to 1.5 over the first axis.
 
-    Every second number of a parameter is negative, unless they fall.
+    The values are divided by the elements per row. Their signs alternate for a
+    parameter, unless `is_falling`.
     """
     zeros = _zeros_like(tensor)
     if not zeros.is_floating_point():
@@ -636,7 +640,7 @@ def _filled(tensor: Tensor, numbers: list[int]) -> Tensor:
 
 
 class _WithoutNoise(TorchFunctionMode):
-    """Gives constants in place of random numbers, so that copies of rows stay equal."""
+    """Replaces random numbers by constants, so that copies of rows stay equal."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -662,20 +666,20 @@ _NOISE = frozenset(
 
 
 MadeBatch = Callable[[List[int]], Tuple[Any, Labels]]
-"""Makes outputs and labels of some of two samples, by index."""
+"""Make outputs and labels for chosen indices of two samples."""
 
 
 def refuse_sums(objective: Objective, outputs: Any, labels: Any, rows: int) -> None:
     """Refuse users' losses and metrics that sum over a micro-batch's samples.
 
-    They are called on the host, with random numbers. And refuse metrics whose `sums`
-    are means.
+    The losses and metrics are called on the host, with random numbers. Metrics whose
+    `sums` are means are refused, too.
 
     Args:
         objective: Losses and metrics.
-        outputs: Outputs of the model, of which only shapes and types matter; or
-            functions that make such tensors.
-        labels: Targets and weights, likewise.
+        outputs: Outputs of the model, whose values don't matter; or functions that make
+            such tensors.
+        labels: Targets and weights, in the same form as `outputs`.
         rows: Samples of a micro-batch.
 
     Raises:
@@ -698,7 +702,7 @@ def _random_batch(
     bounds: tuple[int, int],
     index: list[int],
 ) -> tuple[Any, Labels]:
-    """Return outputs within bounds, and labels, of some of two random samples."""
+    """Return outputs within bounds, and labels, for chosen indices of two samples."""
     torch.default_generator.manual_seed(0)  # torch.manual_seed asks all devices
     drawn = partial(_random_rows, rows, index)
     return (
@@ -715,7 +719,7 @@ def _random_rows(
     are_whole: bool = False,
     bounds: tuple[int, int] = (0, 1),
 ) -> Any:
-    """Return samples of two random ones, whose first class is most often largest."""
+    """Return rows of two random samples, whose first class is usually the largest."""
     tensor = leaf() if isinstance(leaf, partial) else leaf
     if not isinstance(tensor, Tensor) or tensor.shape[:1] != (rows,):
         return tensor
@@ -731,7 +735,7 @@ def _random_rows(
 def _values(
     objective: Objective, batch: MadeBatch, index: list[int]
 ) -> list[tuple[str, float]]:
-    """Compute users' losses and metrics of some rows; NaN where this fails."""
+    """Compute users' losses and metrics for some rows; NaN where a function fails."""
     outputs, labels = batch(index)
     values = []
     for slot, loss, _ in objective.bind(outputs, labels).losses:
@@ -754,7 +758,7 @@ def _values(
 def _sums_of_metrics(
     objective: Objective, outputs: Any, labels: Labels
 ) -> Iterator[tuple[str, Metric, Tensor]]:
-    """Yield users' metrics, with NaN for sums that can't be computed of such rows."""
+    """Yield the sums of users' metrics; NaN where a metric fails for these rows."""
     for bound in objective.bind(outputs, labels).metrics:
         metric = bound.metric
         origin = getattr(metric, "function", type(metric))
@@ -770,7 +774,7 @@ def _sums_of_metrics(
 
 
 def _refuse_means(objective: Objective, batch: MadeBatch) -> None:
-    """Refuse users' metrics whose `sums` aren't sums, though they are added up."""
+    """Refuse users' metrics whose `sums` are means, because ipufit adds them up."""
     means = []
     with _trial_calls():
         by_copies = [
@@ -801,21 +805,23 @@ def _refuse_means(objective: Objective, batch: MadeBatch) -> None:
 def _refuse_sums(
     values: Callable[[list[int]], list[tuple[str, float]]], rows: int
 ) -> bool:
-    """Refuse values that grow evenly with the copies of samples, or whose squares do.
+    """Refuse values that grow, or whose squares grow, with the copies of a sample.
 
-    A mean stays, and a mean plus a sum grows as evenly as a sum. So does the square of
-    a norm. A loss that compares all samples with each other may, too, but it is no sum
-    over the samples.
+    A mean stays the same. A sum, or a mean plus a sum, grows by the same amount with
+    each copy, and so does the square of a norm. A loss that compares all samples with
+    each other may grow in this way, too. It isn't refused: copies of a single sample
+    show the difference.
 
     Args:
-        values: Computes values, with what they are, for some of two samples.
+        values: Computes values and their descriptions for chosen indices of two
+            samples.
         rows: Samples of a micro-batch.
 
     Returns:
-        Whether a value was 0 or NaN, so that nothing is known about it.
+        Whether a value was 0 or NaN, which shows neither a sum nor a mean.
 
     Raises:
-        ConfigError: There is such a value.
+        ConfigError: A value is a sum.
     """
     once, messages = [], []
     with _trial_calls():
@@ -832,7 +838,7 @@ def _refuse_sums(
             alone = [values(index)[place][1] ** power for index in _ALONE]
             if abs((alone[1] - alone[0] + alone[3] - alone[2]) / 2 - step) < 4 * error:
                 is_all = abs(step - first) < error
-                messages.append(sum_instead_of_mean(what, rows, is_all=is_all))
+                messages.append(sum_loss_message(what, rows, is_all=is_all))
     if messages:
         raise ConfigError(messages[0])
     return not all(abs(value) > 0 for _, value in once)

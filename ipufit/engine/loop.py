@@ -99,7 +99,8 @@ class ProcessSync:
         is_heard: Whether a callback of any process listens to every call.
         ends_evaluation: Whether an evaluation ends after the present call, in all
             processes.
-        ends_prediction: The same of a prediction.
+        ends_prediction: Whether a prediction ends after the present call, in all
+            processes.
     """
 
     def __init__(
@@ -280,7 +281,7 @@ class Training:
 
     @property
     def remark(self) -> str:
-        """The updates of a call, and why not more, in words, if ipufit chose them."""
+        """Updates of a call and why not more, as text; "" if ipufit didn't choose."""
         return remark_on(self.choice, "update", "device_iterations")
 
     @uninterrupted
@@ -305,7 +306,7 @@ class Training:
                 self.average.update(updates, self.executors.weights_shown)
         with span("metrics"):
             self.metrics.add(sums)
-            self.metrics.name_target(sums, partial(self._rows, call))
+            self.metrics.note_refused_target(sums, partial(self._rows, call))
             if outputs is not None:
                 self._stream(outputs, call)
 
@@ -327,7 +328,8 @@ class Training:
     def losses_of_call(self) -> list[float]:
         """Return the running loss after each update of the last call.
 
-        It is only the last of them if not every micro-batch is returned.
+        If not every micro-batch is returned, only the loss after the last update is
+        known.
         """
         is_each = self.options.output_mode == poptorch.OutputMode.All.value
         return self.metrics.losses(self.plan.device_iterations if is_each else 1)
@@ -431,7 +433,7 @@ class Training:
 
 @dataclass(eq=False)
 class Inference:
-    """The calls of an inference program, which evaluates or predicts.
+    """The calls of an inference program, for `evaluate` or `predict`.
 
     Attributes:
         executors: The programs.
@@ -454,7 +456,7 @@ class Inference:
 
     @property
     def remark(self) -> str:
-        """The passes of a call, and why not more, in words, if ipufit chose them."""
+        """Passes of a call and why not more, as text; "" if ipufit didn't choose."""
         return remark_on(self.choice, "pass", "inference_iterations")
 
     def prepare(self, display: ProgressDisplay) -> None:
@@ -485,15 +487,16 @@ class Inference:
         return self.executors.infer(self.program, batch)
 
     def outputs(self, hooks: CallbackList, run: RunState) -> Iterator[Any]:
-        """Yield the outputs of one call of the prepared program after the other.
+        """Call the prepared program on all data, and yield the outputs of each call.
 
         Args:
             hooks: Callbacks, whose hooks are called for each call.
-            run: `run.stop_predicting` ends it.
+            run: State of the run; `run.stop_predicting` ends the prediction.
 
         Yields:
-            Tensors, nested as the module returns them, one row per sample. Of whole
-            micro-batches in several processes a pair: all rows, and which are samples.
+            Tensors, nested as the module returns them, one row per sample. If items are
+            whole micro-batches and there are several processes: pairs of all rows, and
+            a mask of the rows that are samples.
         """
         run.stop_predicting = False
         is_whole = self.batches.structure.rows is not None
@@ -529,10 +532,10 @@ class Evaluation(Inference):
 
     Attributes:
         metrics: Loss and metrics to report.
-        resized: Returns the same run with another micro-batch size.
+        resized: Returns the same evaluation with another micro-batch size.
         left_over: Numbers of rows that don't fill a micro-batch, as far as they are
             known before the first call.
-        prefix: Text before the names of metrics: the set's name, if it has one.
+        prefix: Text before the names of metrics: the name of the set, or "".
     """
 
     metrics: MetricState
@@ -547,7 +550,7 @@ class Evaluation(Inference):
     _is_checked: bool = field(init=False)  # that losses and metrics are no sums
 
     def prepare(self, display: ProgressDisplay) -> None:
-        """Attach the program, and refuse one that reports nothing."""
+        """Attach the program; refuse it if it reports neither loss nor scalars."""
         super().prepare(display)
         has_scalars = bool(self.program.step.findings.packing.names)
         if self.metrics.objective.steps is not None and not has_scalars:
@@ -558,7 +561,7 @@ class Evaluation(Inference):
         if self.metrics.objective.owns_loss and not has_scalars:
             raise ConfigError(
                 "There is no loss: compile() got none, and in eval mode the module "
-                f"returns none that would be understood ({OWN_LOSS}). Return it in "
+                f"returns none in a form that ipufit knows ({OWN_LOSS}). Return it in "
                 "eval mode too, with `if labels is not None` in the place of `if "
                 "self.training`; or pass loss='cross_entropy' or the like to compile()."
             )
@@ -573,7 +576,7 @@ class Evaluation(Inference):
                 self._of_size(rows)
 
     def _of_size(self, rows: int) -> Inference:
-        """Return the run for micro-batches of fewer rows, prepared."""
+        """Return the prepared evaluation for micro-batches of fewer rows."""
         if rows not in self._shorter:
             self._shorter[rows] = self.resized(rows)
         try:
@@ -588,16 +591,16 @@ class Evaluation(Inference):
         return self._shorter[rows]
 
     def run(self, hooks: CallbackList, run: RunState) -> Logs:
-        """Return the metrics over every sample, or over those that come back.
+        """Return the metrics over every sample, or over the samples that come back.
 
-        They are computed on the host, from the outputs: padding is cut away before, and
-        targets are cut to the rows that the output mode returns. They are computed for
-        groups of rows that don't depend on the size of calls, so that it changes no
-        bit.
+        The host computes the metrics from the outputs. Padding is removed first, and
+        targets are cut to the rows that the output mode returns. Rows are grouped
+        independently of the size of calls, so that the size changes no bit.
 
         Args:
             hooks: Callbacks, whose hooks are called for each call.
-            run: `run.stop_evaluating` ends it, and so does an eviction.
+            run: State of the run; `run.stop_evaluating` ends the evaluation, and so
+                does an eviction.
         """
         self.metrics.reset()
         outer, run.metrics = run.metrics, self.metrics
@@ -642,7 +645,7 @@ class Evaluation(Inference):
         return {"loss", *names, *self.program.step.findings.packing.names}
 
     def named(self, of_metrics: Mapping[str, T]) -> dict[str, T]:
-        """Put the set's name before the names of metrics."""
+        """Prefix the names of metrics with the name of the set."""
         return {self.prefix + name: value for name, value in of_metrics.items()}
 
     def _sums_of_waiting(self) -> Tensor | None:
@@ -665,9 +668,10 @@ class Evaluation(Inference):
         self.metrics.stream(*widened_all(*self._nested(rows)))
 
     def _add_call(self, call: Call) -> None:
-        """Run a call, and the rows that don't fill a micro-batch in programs of theirs.
+        """Run a call.
 
-        All processes run the same programs; one without such rows adds nothing.
+        Rows that don't fill a micro-batch run in smaller programs. All processes run
+        the same programs; a process without such rows adds nothing.
         """
         size = self.batches.plan_of_samples.micro_batch_size
         left_over: Sequence[int] = ()
@@ -749,7 +753,7 @@ class Evaluation(Inference):
                 self._bound, outputs, labels, num_rows, terms, {}
             )
         self.metrics.adopt(self._bound.metrics, entries)
-        self.metrics.name_target(vector, lambda: (outputs, labels))
+        self.metrics.note_refused_target(vector, lambda: (outputs, labels))
         return vector
 
     def _add_scalars(self, scalars: Scalars, counts: Sequence[int]) -> None:
@@ -790,9 +794,9 @@ class Validations:
 
     Attributes:
         sets: The evaluation of each set of validation data.
-        is_after_epoch: Tells of an epoch's index whether a validation follows it.
+        is_after_epoch: Returns whether a validation follows the epoch with this index.
         calls_between: Number of calls between validations within an epoch; None for
-            none within.
+            validations at its end only.
     """
 
     sets: Sequence[Evaluation]
@@ -800,7 +804,7 @@ class Validations:
     calls_between: int | None
 
     def prepare(self, display: ProgressDisplay) -> None:
-        """Compile the programs, or find them."""
+        """Compile the programs, or take those that are kept."""
         for validation in self.sets:
             validation.prepare(display)
 
@@ -814,7 +818,7 @@ class Validations:
         return [(validation.prefix, validation.names()) for validation in self.sets]
 
     def directions(self, trained: MetricState) -> dict[str, str]:
-        """Return the better direction of each metric, of training too."""
+        """Return the better direction of each metric, those of training included."""
         directions: dict[str, str] = {}
         for validation in self.sets:
             of_set = {**validation.metrics.directions, **trained.directions}
@@ -822,7 +826,7 @@ class Validations:
         return {**directions, **trained.directions}
 
     def are_due(self, num_calls: int) -> bool:
-        """Return whether validations follow this number of calls of an epoch."""
+        """Return whether validations are due after this number of calls of an epoch."""
         return self.calls_between is not None and num_calls % self.calls_between == 0
 
     def run(
@@ -832,7 +836,7 @@ class Validations:
         run: RunState,
         display: ProgressDisplay,
     ) -> None:
-        """Validate on all sets, unless the run was resumed after the validation.
+        """Validate on all sets, unless the resumed run has done so before.
 
         If the run is evicted meanwhile, random states and streams are restored: the
         process that resumes the run validates again.
@@ -905,7 +909,7 @@ def train(
             _warn_if_not_finite(training, run, first)
             logs = sync.running(training.metrics)
             hooks.on_train_batch_end(first + updates - 1, logs)
-            if _has_ended(run, sync.sync):
+            if _handle_requests(run, sync.sync):
                 break
             # Before the next call is taken from the data: a run that is saved meanwhile
             # goes on with the validation.
@@ -924,7 +928,7 @@ def train(
         with uninterrupted:
             run.end_epoch(logs)
             training.optimization.end_epoch()
-        if _has_ended(run, sync.sync_now):
+        if _handle_requests(run, sync.sync_now):
             break
 
 
@@ -936,7 +940,7 @@ class EvictedError(Exception):
 def ended_in_order(
     training: Training, hooks: CallbackList, run: RunState
 ) -> Iterator[None]:
-    """End the loop in this context in order, if it is interrupted.
+    """Handle interrupts of the loop inside the context.
 
     On Ctrl-C `on_train_end` gets the metrics of the last complete epoch, and the IPUs
     are released; then the interrupt continues. SIGTERM and SIGUSR1 tell the run of an
@@ -978,12 +982,15 @@ def _is_evicted(run: RunState) -> bool:
     return run.ending is not None and run.ending.is_eviction
 
 
-def _has_ended(run: RunState, sync: Callable[[], None]) -> bool:
-    """Save the run if requested, and return whether it ends.
+def _handle_requests(run: RunState, sync: Callable[[], None]) -> bool:
+    """Exchange requests between processes, save the run if requested, maybe end it.
 
     Args:
         run: State of the run.
         sync: Exchanges requests between processes.
+
+    Returns:
+        Whether the run ends now.
 
     Raises:
         EvictedError: The process was told to end, and the run was saved.
@@ -997,7 +1004,7 @@ def _has_ended(run: RunState, sync: Callable[[], None]) -> bool:
 
 
 def _check_length(training: Training, run: RunState) -> None:
-    """Warn if the data ran out in the epoch; refuse an epoch without a call."""
+    """Warn if the data ended within the epoch; refuse an epoch without a call."""
     batches = training.batches
     if batches.ran_out:
         updates = run.calls * training.plan.device_iterations
@@ -1012,7 +1019,7 @@ def _check_length(training: Training, run: RunState) -> None:
             run.stop("the data ran out")
     elif not run.calls:
         raise DataError(
-            f"Epoch {run.epoch + 1} has not one call: `x` gave fewer samples than "
+            f"Epoch {run.epoch + 1} has no complete call: `x` gave fewer samples than "
             f"{training.plan.describe_as_too_large()}"
         )
 

@@ -60,7 +60,7 @@ def log(name: str, value: Tensor) -> None:
             doesn't change.
 
     Raises:
-        ConfigError: The value is no such tensor, or the name is taken.
+        ConfigError: The value isn't a tensor of one element, or a metric has the name.
 
     Example:
         >>> class Net(torch.nn.Module):
@@ -86,7 +86,7 @@ def log(name: str, value: Tensor) -> None:
         )
     if value.numel() != 1:
         raise ConfigError(
-            f"log({name!r}) got a tensor of shape {tuple(value.shape)}, which is no "
+            f"log({name!r}) got a tensor of shape {tuple(value.shape)}, which isn't a "
             "scalar: reduce it first, as with .mean()."
         )
     if name in scalars:
@@ -148,9 +148,9 @@ class RunningSums(NamedTuple):
 
     Attributes:
         vector: The sum of all vectors, float64; None without any.
-        extra: Total and number of rows, by name, of each metric that no vector
-            contains.
-        refusal: Message of a metric that refuses a target; None for nothing.
+        extra: Total and number of rows, by name, of each metric outside the vectors.
+        refusal: Message of a metric that refuses a target; None if no metric refuses
+            one.
     """
 
     vector: Tensor | None
@@ -229,7 +229,7 @@ def vector_of(
     terms: TermsByOutput,
     scalars: Scalars,
 ) -> tuple[Tensor, tuple[MetricSums, ...]]:
-    """Compute the sums of a micro-batch, in a program or on the host; traceable.
+    """Compute the vector of metric sums of a micro-batch; traceable.
 
     Args:
         objective: Losses and metrics.
@@ -240,8 +240,8 @@ def vector_of(
         scalars: Logged means over the samples, by name.
 
     Returns:
-        1-d, float32, without gradients: the number of samples, then the sums of each
-        entry; and the entries.
+        A 1-d float32 vector without gradients, and its entries. The vector has the
+        number of samples first, then the sums of each entry.
     """
     outputs = map_tensors(detached, outputs)
     entries, sums = [], []
@@ -400,8 +400,8 @@ class MetricState:
     def add(self, vectors: Tensor) -> None:
         """Add the vectors of any number of micro-batches, in one tensor.
 
-        They are added one after the other, so that the sums have the same bits for any
-        number of micro-batches at once.
+        The vectors are added one after the other, so that the sums have the same bits
+        for any number of micro-batches per call.
         """
         self._partial = None
         if len(vectors) == self._size:
@@ -412,17 +412,18 @@ class MetricState:
         self._partial = running_sums(self._sums, vectors.detach(), self._size)
         self._sums = self._partial[-1].clone()
 
-    def name_target(
+    def note_refused_target(
         self, vectors: Tensor, rows: Callable[[], tuple[Any, Labels]]
     ) -> None:
         """Note a target that a metric refuses, for the error that `logs` raises.
 
-        A program can't say which it is: it makes the sums of the metric NaN. So the
-        host looks at the rows of the first NaN again.
+        A program can't report the target: it makes the metric's sums NaN. So the host
+        checks the rows of the first NaN again.
 
         Args:
             vectors: As for `add`.
-            rows: Returns outputs, of which only shapes matter, and labels of the rows.
+            rows: Returns outputs, whose values don't matter, and the labels of the
+                rows.
         """
         if self._refusal is not None or not math.isnan(vectors.sum()):
             return
@@ -439,7 +440,7 @@ class MetricState:
                     return
 
     def add_means(self, scalars: Mapping[str, float], rows: int) -> None:
-        """Add means over a number of samples that no vector contains."""
+        """Add means over a number of samples that aren't in the vectors."""
         for name, value in scalars.items():
             extra = self._extra.setdefault(name, [0.0, 0.0])
             extra[0] += value * rows
@@ -448,8 +449,8 @@ class MetricState:
     def stream(self, outputs: Any, labels: Labels) -> None:
         """Update streamed metrics with the outputs of unpadded rows.
 
-        They get copies, because they may store them, and an asynchronous loader reuses
-        its memory.
+        Each metric gets copies, because it may store them, and an asynchronous loader
+        reuses its memory.
         """
         if not self.objective.is_streamed:
             return
@@ -473,7 +474,7 @@ class MetricState:
         return dict(sorted(self.in_order().items()))
 
     def gather(self) -> None:
-        """Sum the metrics over all processes, which all call this."""
+        """Sum the metrics over all processes; all of them must call this."""
         if not self.processes.are_several:
             return
         everyone = self.processes.gathered((self.sums(), self._unstreamed))
@@ -500,7 +501,7 @@ class MetricState:
         return RunningSums(sums, self._extra, self._refusal)
 
     def running(self, sums: RunningSums) -> Logs:
-        """Return the metrics so far, for hooks of a call, without streamed metrics.
+        """Return the metrics so far, without streamed ones, for the hooks of a call.
 
         A streamed metric may need all samples to compute a value.
         """

@@ -102,7 +102,7 @@ def only(values: Any) -> Any:
 
 
 def _bare_key(outputs: Any) -> Any:
-    """Return the key of the only tensor of an object, or of the only element."""
+    """Return the key of an object's only tensor, or of a container's only element."""
     if is_record(outputs):
         names = list(_tensors_of(outputs))
         return names[0] if len(names) == 1 else _ALL
@@ -169,7 +169,7 @@ OWN_LOSS = (
     "poptorch.identity_loss; a scalar alone, or one that a tuple begins or ends with, "
     "such as (output, loss)"
 )
-"""Everything that is understood as a module's own loss, for messages."""
+"""The forms of a module's own loss, for messages."""
 
 
 def split_own_loss(
@@ -220,7 +220,7 @@ def split_own_loss(
 
 
 def _loss_key(outputs: Mapping[Any, Any], marked: Sequence[Tensor]) -> Any:
-    """Return the key "loss", or that of the scalar marked last; else None."""
+    """Return the key "loss", or else the key of the scalar that was marked last."""
     if "loss" in outputs:
         return "loss" if isinstance(outputs["loss"], (Tensor, type(None))) else None
     for tensor in reversed(marked):
@@ -231,7 +231,7 @@ def _loss_key(outputs: Mapping[Any, Any], marked: Sequence[Tensor]) -> Any:
 
 
 def _scalar_end(outputs: Sequence[Any]) -> int | None:
-    """Return the first or last position of a tuple if a scalar is there; else None."""
+    """Return the position, first or last, of a scalar in a tuple; None without one."""
     ends = sorted({0, len(outputs) - 1}) if outputs else []
     scalars = [
         end
@@ -250,7 +250,7 @@ def _scalar_end(outputs: Sequence[Any]) -> int | None:
 
 
 StepFunction = Callable[[torch.nn.Module, Any], Any]
-"""Computes from the module and a batch what the program needs of them."""
+"""A user's function of the module and a batch."""
 
 RETURNS = (
     "the loss, a tuple (loss, outputs), or a dict with 'loss', 'outputs' and scalars "
@@ -264,7 +264,7 @@ class Steps(NamedTuple):
     Attributes:
         training: Called with the module and a batch; returns the loss, and values to
             report.
-        validation: The same in eval mode, for `evaluate`.
+        validation: As `training`, called in eval mode for `evaluate`.
         prediction: Called with the module and inputs; returns outputs. None to call the
             module.
     """
@@ -278,10 +278,10 @@ class Computation(NamedTuple):
     """The computation of a program.
 
     Attributes:
-        owns_loss: Whether a loss is among what is computed.
+        owns_loss: Whether the module or the step returns a loss.
         step: The user's function; None to call the module.
         takes_labels: Whether the program gets targets and weights besides inputs.
-        gives_outputs: Whether outputs are needed beside the scalars.
+        gives_outputs: Whether outputs are returned besides the scalars.
     """
 
     owns_loss: bool
@@ -291,25 +291,25 @@ class Computation(NamedTuple):
 
 
 def checked_step(name: str, function: Any, *, is_method: bool = False) -> None:
-    """Refuse a step that can't be called as one.
+    """Refuse a step that can't be called with a module and a batch.
 
     Args:
         name: Name of the argument or method.
         function: The function; None is accepted.
-        is_method: Whether it takes only a batch, as a method of a model does.
+        is_method: Whether the function takes only a batch, as a method of a model does.
 
     Raises:
-        ConfigError: It is no function, or has other arguments.
+        ConfigError: `function` isn't a function, or has other arguments.
 
     Example:
         >>> checked_step("step", "mse")
         Traceback (most recent call last):
-        ipufit.errors.ConfigError: step='mse' is no function ...
+        ipufit.errors.ConfigError: step='mse' must be a function ...
     """
     if function is not None and not callable(function):
         raise ConfigError(
-            f"{name}={shown(function)} is no function of the module and a batch: write "
-            f"`def {name}(module, batch)`, which returns {RETURNS}."
+            f"{name}={shown(function)} must be a function of the module and a batch: "
+            f"write `def {name}(module, batch)`, which returns {RETURNS}."
         )
     if function is None:
         return
@@ -336,10 +336,10 @@ class Slot(NamedTuple):
 
     Attributes:
         name: Name of the output; "" if the model has one output, and for all outputs.
-        output: Key of the output in what the module returns.
+        output: Key of the output in the results of the module.
         target: Key of its target in the targets.
         weights: Key of its weights in the weights.
-        is_only: Whether it is taken out of a dict, tuple or list of one output.
+        is_only: Whether the output is the only element of a dict, tuple or list.
     """
 
     name: str = ""
@@ -349,7 +349,7 @@ class Slot(NamedTuple):
     is_only: bool = False
 
     def part(self, outputs: Any, labels: Labels) -> LabeledOutput:
-        """Take the output and its labels out of those of a batch."""
+        """Return the output and its labels from those of a batch."""
         counted = labels.counted
         if counted is not None:
             counted = {i: _pick(nested, self.target) for i, nested in counted.items()}
@@ -363,13 +363,13 @@ class LabeledOutput(NamedTuple):
     """An output of a batch with its labels.
 
     Attributes:
-        slot: Where they were.
+        slot: Where the output and its labels were.
         output: The tensor, or another value that the module returns there.
         target: Target of the same output.
         weights: Weights of its samples; None without weights.
-        counted: For each index that is ignored the mean number of targets of a
-            micro-batch that aren't, `[rows]`, nested as the target; None to count those
-            of the micro-batch itself.
+        counted: For each ignored index the mean number of targets per micro-batch that
+            aren't ignored, `[rows]`, nested as the target; None to count the targets of
+            the micro-batch itself.
     """
 
     slot: Slot
@@ -379,8 +379,8 @@ class LabeledOutput(NamedTuple):
     counted: Any
 
 
-def _names_of(key: OutputKey, names: list[str], targets: Any) -> list[str]:
-    """Return the names of a key's outputs; without a key, of those with targets."""
+def _output_names_for(key: OutputKey, names: list[str], targets: Any) -> list[str]:
+    """Return the output names of a key, or of all outputs with targets."""
     if key is None:
         is_listed = isinstance(targets, (tuple, list)) and len(targets) == len(names)
         by_name = dict(zip(names, targets)) if is_listed else targets
@@ -406,7 +406,7 @@ def _check_key(key: str | int, names: Sequence[Any]) -> None:
 
 
 def probability_outputs(outputs: Any, noted: ResultsNoted) -> dict[str, str]:
-    """Return the outputs that are probabilities, and the functions that they come from.
+    """Return which outputs are probabilities, and the function that made each.
 
     Args:
         outputs: Everything that the module returned.
@@ -426,7 +426,7 @@ def _by_name(outputs: Any) -> dict[str, Any]:
 
 
 def _instead_of(misuse: Misuse, loss: Loss, part: LabeledOutput) -> str:
-    """Return what to do about probabilities that a loss doesn't take."""
+    """Return the advice for a loss that doesn't take probabilities."""
     squashing, output, target = misuse.squashing, part.output, part.target
     if misuse.taken != "logits":
         return (
@@ -466,15 +466,15 @@ class OutputMetric(NamedTuple):
     """A metric of one output.
 
     Attributes:
-        output: The output that it is for.
+        output: The output that the metric is for.
         name: Key in logs, without the output's name.
         metric: The metric.
         is_weighted: Whether sample weights are used.
-        listed_at: Index and length of the list that it was given in, if that isn't a
-            list per output and the metric is about one output; with several outputs
-            such a list must have one metric for each.
-        source: Name, metric or function that it was made from. Equal ones make equal
-            programs.
+        listed_at: Index of the metric and length of its list, if the list isn't per
+            output and the metric is about one output; with several outputs such a list
+            must have one metric per output.
+        source: Name, metric or function that the metric was made from. Equal sources
+            make equal programs.
     """
 
     output: OutputKey
@@ -558,7 +558,7 @@ class Objective:
 
     @property
     def ignored(self) -> tuple[int, ...]:
-        """Indices of targets that losses ignore, without doubles."""
+        """Indices of targets that losses ignore, each once."""
         indices = [loss.ignored for _, loss in self.losses if not loss.is_sum]
         return tuple(sorted(set().union(*indices)))
 
@@ -580,7 +580,7 @@ class Objective:
 
     @property
     def is_additive(self) -> bool:
-        """Whether sums over many rows are surely the sums of fewer rows.
+        """Whether the metrics can be computed in groups of any size.
 
         A user's function may return one value for all rows.
         """
@@ -591,7 +591,7 @@ class Objective:
 
     @property
     def program_key(self) -> tuple[object, ...]:
-        """The parts that are compiled in, without streamed metrics."""
+        """The losses and metrics that are compiled in, without streamed metrics."""
         metrics = [
             (
                 *(m.output, m.name, m.is_weighted, m.listed_at),
@@ -629,7 +629,7 @@ class Objective:
         wanted = []
         for key, loss in self.losses:
             if key is not None or loss.is_per_output:
-                wanted += _names_of(key, names, names)
+                wanted += _output_names_for(key, names, names)
         return wanted
 
     def bind(
@@ -638,7 +638,7 @@ class Objective:
         labels: Labels,
         probabilities: Mapping[str, str] | None = None,
     ) -> BoundObjective:
-        """Find the output, target and weights of each loss and metric.
+        """Assign an output, target and weights to each loss and metric.
 
         Args:
             outputs: Everything that the module returned, of any batch.
@@ -647,8 +647,9 @@ class Objective:
 
         Raises:
             ConfigError: The losses or metrics don't fit the outputs.
-            DataError: The targets or weights don't fit them.
-            UnsupportedError: Weights are per output, and outputs are taken at once.
+            DataError: The targets or weights don't fit the outputs.
+            UnsupportedError: Weights are per output, and a loss or metric takes all
+                outputs at once.
         """
         names = list(_output_keys(outputs))
         rest = ", None for those without a loss,"
@@ -687,7 +688,7 @@ class Objective:
         return BoundObjective(tuple(losses), tuple(metrics), probabilities, self.warned)
 
     def _weights_of(self, names: Sequence[str]) -> dict[OutputKey, float]:
-        """Return the weights of the losses, by output if one loss is for all."""
+        """Return the losses' weights, by output if one loss is for all outputs."""
         weights = self.loss_weights
         if not weights or list(dict(self.losses)) != [None] or list(weights) == [None]:
             return weights
@@ -713,13 +714,13 @@ class Objective:
         """Return the slots that a loss or metric is for.
 
         Args:
-            key: The output that it was given for.
+            key: Name or position of the output; None for all outputs.
             outputs: Everything that the module returned.
             labels: Targets and weights.
-            is_named: Whether it has a name, such as "mse", and takes the only tensor of
-                an object; a user's function takes the object.
-            splits: Without a key it is for each of several outputs, and not for all at
-                once.
+            is_named: Whether the loss or metric is built in: it gets the only tensor of
+                an object. A user's function gets the whole object.
+            splits: If no key is given, return one slot per output instead of one for
+                all.
         """
         names, targets, weights = list(_output_keys(outputs)), *labels[:2]
         if not names:
@@ -740,7 +741,7 @@ class Objective:
                 )
             return [Slot()]
         slots, loss_keys = [], [loss_key for loss_key, _ in self.losses]
-        for name in _names_of(key, names, targets):
+        for name in _output_names_for(key, names, targets):
             position = names.index(name)
             where = name, position, len(names)
             # The target of the only output that has a loss.
@@ -787,7 +788,7 @@ class BoundMetric(NamedTuple):
     is_squashed: bool
 
     def informed(self) -> Any:
-        """Return the metric, a copy unless it is streamed, which knows of its loss."""
+        """Return the metric with its loss set, as a copy unless it is streamed."""
         metric, loss = self.metric, self.loss
         if isinstance(metric, Metric):
             metric = copy.copy(metric)
@@ -797,7 +798,7 @@ class BoundMetric(NamedTuple):
         return metric
 
     def add(self, outputs: Any, labels: Labels, mask: Tensor | None = None) -> Any:
-        """Return the sums of a batch; traceable. A streamed metric is updated.
+        """Return the metric's sums of a batch, or update a streamed metric; traceable.
 
         Args:
             outputs: Everything that the module returned.
@@ -812,7 +813,7 @@ class BoundMetric(NamedTuple):
         if weights is not None:
             weights = weights.to(torch.float32)
         if mask is not None:
-            weights = mask if weights is None else _times(weights, mask)
+            weights = mask if weights is None else _multiply_rows(weights, mask)
         is_streamed = isinstance(metric, StreamedMetric)
         function = metric.update if is_streamed else metric.sums
         with shapes_in_errors(f"The metric {self.name!r}", part):
@@ -824,7 +825,7 @@ TermsByOutput = Dict[str, Tuple[LossTerms, float]]
 
 
 class BoundObjective(NamedTuple):
-    """Losses and metrics with the outputs of a module that each is for.
+    """Losses and metrics, each with its output of a module.
 
     Attributes:
         losses: All losses; empty if the module returns its own loss.
@@ -847,10 +848,10 @@ class BoundObjective(NamedTuple):
             outputs: Everything that the module returned.
             labels: Targets, weights and shares.
             rows: Number of samples, padding included.
-            own_loss: The module's own loss, 0-d, which counts without other losses.
+            own_loss: The module's own loss, 0-d; used if there are no other losses.
 
         Raises:
-            ConfigError: A loss takes no probabilities, and its name says otherwise.
+            ConfigError: A loss takes logits, though its name means probabilities.
             DataError: The outputs or targets don't fit a loss.
         """
         if own_loss is not None and not self.losses:
@@ -875,7 +876,7 @@ class BoundObjective(NamedTuple):
     def mixed_terms(
         self, outputs: Any, labels: Labels, rows: int, mixing: Tensor
     ) -> TermsByOutput:
-        """Compute the terms of mixed samples, against both targets of each; traceable.
+        """Compute the terms of mixed samples against both of their targets; traceable.
 
         A sample's weight is used wherever its target is.
 
@@ -904,10 +905,10 @@ class BoundObjective(NamedTuple):
     def _check_probabilities(
         self, loss: Loss, part: LabeledOutput, misuses: Sequence[Misuse]
     ) -> None:
-        """Refuse probabilities where a loss takes no such, or warn once.
+        """Refuse probabilities in a loss that takes logits, or warn once.
 
         Raises:
-            ConfigError: The name of the loss means one of probabilities in Keras.
+            ConfigError: In Keras the name of the loss means a loss of probabilities.
         """
         for misuse in misuses[:1]:
             output = f"output {part.slot.name!r}" if part.slot.name else "output"
@@ -986,10 +987,10 @@ def shapes_in_errors(what: str, part: LabeledOutput) -> Iterator[None]:
 
     Args:
         what: Subject of the message: the loss or metric.
-        part: Output, target and weights that it gets.
+        part: Output, target and weights that the loss or metric gets.
 
     Raises:
-        DataError: It, or torch, has raised an error.
+        DataError: The loss, the metric or torch has raised an error.
         ConfigError: Whole numbers were divided in a program.
     """
     try:
@@ -1035,7 +1036,7 @@ def resolve_objective(
         loss_weights: Numbers, a list or dict of them per output.
         metrics: Names, metrics and functions in a list, or such lists per output in
             a list or dict.
-        weighted_metrics: The same, for metrics with sample weights.
+        weighted_metrics: As `metrics`, computed with sample weights.
         steps: Functions that compute the loss in place of the module.
 
     Raises:
@@ -1082,7 +1083,7 @@ def resolve_objective(
 
 
 def _by_output(values: Any, *, are_listed: bool) -> dict[OutputKey, Any]:
-    """Return what is given for each output, or for all of them, by `OutputKey`.
+    """Return the values by `OutputKey`: per output, or one value for all outputs.
 
     Args:
         values: A dict by name; a list, by position if `are_listed`; or anything for all
@@ -1120,16 +1121,16 @@ def _weights(
     return weights
 
 
-def sum_instead_of_mean(what: str, rows: int, *, is_all: bool = True) -> str:
+def sum_loss_message(what: str, rows: int, *, is_all: bool = True) -> str:
     """Return the message about a loss or metric that is a sum over samples.
 
     Args:
         what: The loss or metric.
         rows: Samples of a micro-batch.
-        is_all: Whether there is no mean beside the sum.
+        is_all: Whether the value is only a sum, without a mean besides.
 
     Example:
-        >>> sum_instead_of_mean("The loss 'mine'", 4)[:45]
+        >>> sum_loss_message("The loss 'mine'", 4)[:45]
         "The loss 'mine' is a sum over the 4 samples o"
     """
     return (
@@ -1145,12 +1146,12 @@ def sum_instead_of_mean(what: str, rows: int, *, is_all: bool = True) -> str:
 def dominant_labels(
     labels: Labels, mixing: Tensor, micro_batch_size: int | None = None
 ) -> Labels:
-    """Return labels for metrics: of each mixed pair those with the larger share.
+    """Return labels for metrics: of each mixed pair the label with the larger share.
 
     Args:
         labels: Targets, weights and shares of rows.
         mixing: As for `BoundObjective.mixed_terms`.
-        micro_batch_size: Rows of a micro-batch; None if the rows are one.
+        micro_batch_size: Rows of a micro-batch; None if all rows are one micro-batch.
 
     Example:
         >>> labels = Labels(torch.tensor([5, 6]))
@@ -1173,14 +1174,14 @@ def weighed(labels: Labels, factors: Tensor) -> Labels:
     """Multiply the weights of labels by factors of the rows, `[rows]`."""
 
     def weigh(weights: Tensor) -> Tensor:
-        return _times(weights.to(torch.float32), factors)
+        return _multiply_rows(weights.to(torch.float32), factors)
 
     weights = labels.weights
     weights = factors if weights is None else map_tensors(weigh, weights)
     return labels._replace(weights=weights)
 
 
-def _times(values: Tensor, factors: Tensor) -> Tensor:
+def _multiply_rows(values: Tensor, factors: Tensor) -> Tensor:
     """Multiply rows by factors, `[rows]`."""
     return values.mul(factors.reshape((-1, *(1,) * (values.dim() - 1))))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute with a module in the types of a config, on the host and in a trace.
+"""Run a module in the precision that the config asks for.
 
 A weight is rounded where it is used: in the block of that use, whichever module owns
 the weight, and at every use (PopART merges equal casts, `mergeduplicateops.cpp`). The
@@ -51,7 +51,7 @@ def float32_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list
             names or patterns of submodules, as in `fnmatch`.
 
     Raises:
-        UnknownNameError: A pattern matches none.
+        UnknownNameError: A pattern matches no submodule.
         ConfigError: A word matches no layer.
 
     Example:
@@ -79,7 +79,7 @@ def float32_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list
 
 
 def _refuse_bfloat16(module: torch.nn.Module, changed: Container[int]) -> None:
-    """Refuse bfloat16 weights, which PopTorch would silently compute otherwise.
+    """Refuse bfloat16 weights, which PopTorch would silently compute in another type.
 
     Args:
         module: The user's module.
@@ -100,16 +100,16 @@ def _refuse_bfloat16(module: torch.nn.Module, changed: Container[int]) -> None:
 def in_own_types(
     module: torch.nn.Module, config: IPUConfig, *, in_place: bool
 ) -> tuple[torch.nn.Module, Counterparts]:
-    """Return a module whose weights have the types of a config.
+    """Return a module whose weights have the types that a config asks for.
 
     Args:
-        module: It doesn't change unless `in_place`.
+        module: The user's module, which changes only if `in_place`.
         config: The precision, and the submodules that stay float32.
         in_place: Change the types of this module's own weights.
 
     Returns:
-        The module itself if nothing has to change, or if `in_place`; else a copy. And
-        the copy's counterparts of its parameters.
+        The module itself if no type has to change, or if `in_place`; else a copy. Also
+        the pairs of its parameters and their counterparts in the copy.
 
     Raises:
         UnknownNameError: `float32_modules` has a pattern that matches nothing.
@@ -152,7 +152,8 @@ def change_types(module: torch.nn.Module, dtypes: Mapping[int, torch.dtype]) -> 
     """Change the types of some weights of a module, as `Module.half` does for all.
 
     Args:
-        dtypes: Types of parameters and buffers, by their ids; others keep theirs.
+        dtypes: Types of parameters and buffers, by their ids; other weights keep their
+            types.
 
     Example:
         >>> layer = torch.nn.Linear(2, 1)
@@ -219,7 +220,7 @@ def _converted(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 _STATISTICS = frozenset({"batch_norm", "instance_norm", "native_batch_norm"})
-"""Functions that update buffers which they are given."""
+"""Functions that update the buffers in their arguments."""
 
 _TAKES_THE_MASTER = frozenset(
     """
@@ -237,9 +238,9 @@ _PROPERTIES = frozenset({"H", "T", "data", "mH", "mT", "real"})
 
 @contextlib.contextmanager
 def computed_in(module: torch.nn.Module, config: IPUConfig) -> Iterator[None]:
-    """Compute in the types of a config inside the context, in a trace.
+    """Compute in the types that a config asks for inside the context, in a trace.
 
-    Nothing is done if weights and activations have the same type.
+    The context does nothing if weights and activations have the same type.
 
     Args:
         module: The user's module, with its weights as they are in the trace.
@@ -265,10 +266,10 @@ def computed_in(module: torch.nn.Module, config: IPUConfig) -> Iterator[None]:
 
 
 def compute_in_types(module: torch.nn.Module, config: IPUConfig) -> None:
-    """Make a module compute in the types of a config by itself, for an export.
+    """Change a module for an export, so that it computes in the types of a config.
 
-    Its weights become float16 where they would be rounded, and submodules in float32
-    get hooks. Both can be pickled.
+    Weights that a trace would round become float16, and submodules in float32 get
+    hooks. Weights and hooks can be pickled.
 
     Args:
         module: A copy of the user's module, which is changed.
@@ -337,7 +338,7 @@ class HalfWeights(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call `func` with float16 weights, unless it is in a module in float32."""
+        """Call `func` with float16 weights, unless a float32 module is running."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if self._num_float32 or name in _TAKES_THE_MASTER:

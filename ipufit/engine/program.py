@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of one module: build, attach, run, and move weights.
 
-The newest weights are in the host's module, or on the device of the training program;
-they are moved when they are needed elsewhere, and only if they differ.
+The newest weights are in the host's module, or on the device of the training program.
+ipufit copies them when the other side needs them, and only if they differ.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ from ipufit.engine.weights import (
     fingerprint,
     host_tensors,
     host_values_of,
-    make_plain,
     remember_classes,
+    remove_wrappers,
     restore_exact,
     weights_of,
 )
@@ -98,14 +98,15 @@ class Program:
         step: The module that was traced.
         num_micro_batches: Micro-batches of a call, over all replicas.
         baked_in: Python values that are compiled in.
-        key: All that it was built for (`ProgramSpec.key`).
+        key: The spec that the program was built for (`ProgramSpec.key`).
         on_device: Fingerprint of the device's weights; None if unknown.
         must_compare: Whether the device's weights have to be compared with the host's
             before the next call.
-        num_trained: Number of calls of training of any model: in inference when it got
-            the weights, in training with its own last call.
-        evaluated: Losses and metrics that were computed from its outputs, and are no
-            sums (`Objective.program_key`).
+        num_trained: Number of training calls of any model: for inference, at the time
+            when the program got the weights; for training, including the program's last
+            call.
+        evaluated: Losses and metrics that were checked with its outputs, and contain no
+            sums over samples (`Objective.program_key`).
     """
 
     executor: poptorch.PoplarExecutor
@@ -120,7 +121,7 @@ class Program:
 
     @property
     def weights(self) -> list[Tensor]:
-        """The host's tensors that its device has copies of, with those of losses."""
+        """The host's tensors that the device copies, those of losses included."""
         return self.step.weights
 
     def check(self) -> None:
@@ -154,14 +155,14 @@ class TrainingProgram(Program):
 
     Attributes:
         wrappers: Wrapper classes that PopTorch has given to the weights.
-        optimizer: The optimizer whose values and state the device has, or gets when it
-            is attached.
+        optimizer: The optimizer whose values and state the device has, or gets when the
+            program is attached.
         random_state: State of the device's generator when the program was compiled;
-            None if it has no seed.
+            None without a seed.
         counted_up: Buffers that the host counts up, and by how much in each call.
-        trained_parts: Parts of the module that it trains.
-        sent: Values of the optimizer that were sent last; empty if the device's may
-            differ.
+        trained_parts: Parts of the module that the program trains.
+        sent: Values of the optimizer that were sent last; empty if those on the device
+            may differ.
     """
 
     wrappers: Wrappers
@@ -209,7 +210,7 @@ def _refuse_index(
 
 @dataclass(frozen=True, eq=False)
 class ProgramSpec:
-    """All that a program of `evaluate` or `predict` is built for.
+    """The inputs of a build of a program of `evaluate` or `predict`.
 
     Attributes:
         module: The user's module.
@@ -254,7 +255,7 @@ class ProgramSpec:
 
     @property
     def may_be_sharded(self) -> bool:
-        """Whether nobody has said how stages run: the numbers are the same."""
+        """Whether stages may run one after the other: no setting says otherwise."""
         config = self.config
         settings = config.placement, config.customize, config.inference_options
         return all(setting is None for setting in settings)
@@ -278,7 +279,7 @@ class ProgramSpec:
         return BakedInValues(self.module, self.computation.step, objective, call)
 
     def checks(self, step: Step) -> list[Callable[[], None]]:
-        """Return functions that refuse weights which PopTorch would take for others."""
+        """Return functions that refuse weights that an IPU can't hold."""
         return [partial(check_values, step)]
 
     def executor(
@@ -302,7 +303,7 @@ class ProgramSpec:
 
 @dataclass(frozen=True, eq=False)
 class TrainingSpec(ProgramSpec):
-    """All that a program of `fit` is built for.
+    """The inputs of a build of a program of `fit`.
 
     Attributes:
         objective: Losses and metrics.
@@ -432,13 +433,13 @@ class Executors:
         self._set_config(config)
 
     def __del__(self) -> None:
-        """Download the weights of a model that is gone: its module may be in use."""
+        """Download the weights when the model is deleted: its module may be in use."""
         if getattr(self, "_ahead", None) is not None and not sys.is_finalizing():
             with contextlib.suppress(Exception):  # of a device that has failed
                 self.fetch_weights()
 
     def _set_config(self, config: IPUConfig) -> None:
-        """Set the config, and refuse names in it that the module doesn't have."""
+        """Set the config, and refuse names of submodules that don't exist."""
         find_beginnings(self.module, config)
         find_beginnings(self.module, config.inference_config)
         kept_submodules(self.module, config.recompute_patterns)
@@ -454,8 +455,8 @@ class Executors:
     def prepare_inference(self, spec: ProgramSpec, display: ProgressDisplay) -> Program:
         """Attach a program; its next call uses the newest weights.
 
-        It is built unless a kept one has the same key, and the values that the code
-        reads now are those that it has compiled in.
+        The program is built, unless a kept program has the same key and the same values
+        compiled in.
 
         Args:
             spec: All that the program is built for.
@@ -505,7 +506,7 @@ class Executors:
         return program
 
     def _find(self, programs: list[P], spec: ProgramSpec) -> P | None:
-        """Return the kept program of a spec; destroy one with values of before."""
+        """Return the kept program of a spec; destroy it if its values have changed."""
         key = spec.key
         program = next((kept for kept in programs if kept.key == key), None)
         if program is None:
@@ -526,7 +527,7 @@ class Executors:
         return program in self._programs()
 
     def _take_over(self) -> None:
-        """Let other models that train some of the weights download them."""
+        """Download the weights that other models train, if this module has them too."""
         if self._is_trainer:
             return
         for other in self._sharing():
@@ -534,14 +535,14 @@ class Executors:
             other._is_trainer = False
             self._lenders.add(other)
         weights = weights_of(self.module)
-        make_plain(weights)  # another may be gone
+        remove_wrappers(weights)  # another may be gone
         _TRAINERS.update(dict.fromkeys(weights, weakref.ref(self)))
         self._is_trainer = True
         if self._trainer is not None:
             self._trainer.must_compare = True
 
     def _sharing(self) -> set[Executors]:
-        """Return other models that train some of the weights."""
+        """Return other models that train some of this module's weights."""
         references = filter(None, map(_TRAINERS.get, weights_of(self.module)))
         trainers = {reference() for reference in references}
         return {model for model in trainers if model is not None and model is not self}
@@ -552,8 +553,8 @@ class Executors:
         """Build a program, and again if its trace shows changed 0-d buffers.
 
         Args:
-            programs: Programs of the kind, to which it is added.
-            spec: All that it is built for.
+            programs: Programs of the kind, to which the new program is added.
+            spec: All that the program is built for.
             display: Shows that PopTorch compiles.
         """
         spec.refuse_sums()
@@ -594,16 +595,16 @@ class Executors:
             check()
         refuse_tied_buffers(step)  # a survey finds them by itself
         weights = weights_of(step)
-        make_plain(weights)
+        remove_wrappers(weights)
         remember_classes(weights)
         values = host_tensors(step.host_values, spec.plan.micro_batches_per_call)
         tensors = [tensor.contiguous() for tensor in (*spec.example, *values)]
         others = [program.baked_in for program in self._programs()]
-        with span("compile"), baked_in.traced(others):
+        with span("compile"), baked_in.record_after_trace(others):
             with contextlib.ExitStack() as stack:
                 # PopTorch may give weights classes of its own even if it fails, and
                 # refuses to wrap them again: `destroy()` does nothing so early.
-                stack.callback(make_plain, weights)
+                stack.callback(remove_wrappers, weights)
                 stack.enter_context(traced_mode(step))
                 executor = spec.executor(step, options)
                 while self._news:
@@ -635,11 +636,11 @@ class Executors:
 
     @uninterrupted
     def place(self, config: IPUConfig, news: str) -> None:
-        """Download the weights, and build later programs for other stages.
+        """Download the weights, and use other stages for later programs.
 
         Args:
             config: The config with the stages.
-            news: Line about them, which is shown with the next compilation.
+            news: Line about the stages, which is shown with the next compilation.
         """
         self._set_config(config)
         self.drop_training()
@@ -694,7 +695,7 @@ class Executors:
         program.on_device, program.must_compare = None, True  # if the call fails
         vector, _, *outputs = program.run(batch)
         if self._ahead is None:
-            program.wrappers.put_on(self._bring)
+            program.wrappers.put_on(self._copy_weights_to_host)
         self._ahead, program.must_compare = program, False
         Executors._num_trained = program.num_trained = Executors._num_trained + 1
         if program.counted_up:  # without fetching the buffers from the device
@@ -714,11 +715,11 @@ class Executors:
 
         Args:
             program: The program, which is kept.
-            batch: Tensors of the call, of which it takes those that it needs.
+            batch: Tensors of the call; the program takes those that it needs.
 
         Returns:
-            The tensors of the model's outputs, which the program's packing nests; and
-            the scalars of every micro-batch, by name.
+            The flat tensors of the model's outputs; and the scalars of every
+            micro-batch, by name.
 
         Raises:
             ConfigError: A value that is compiled into the program has changed.
@@ -739,19 +740,19 @@ class Executors:
 
     @uninterrupted
     def fetch_weights(self) -> None:
-        """Download the newest weights into the user's module, and make them plain.
+        """Download the newest weights into the user's module, and remove the wrappers.
 
-        The host may change them there: the next call compares.
+        The host may change the weights there, so the next call compares them.
         """
         with span("weights"):
             for model in (self, *self._sharing()):
-                model._bring()
+                model._copy_weights_to_host()
                 if model._trainer is not None:
                     model._trainer.wrappers.take_off()
 
     @uninterrupted
-    def _bring(self) -> None:
-        """Download the newest weights to the host; their classes stay."""
+    def _copy_weights_to_host(self) -> None:
+        """Download the newest weights to the host, and keep the wrapper classes."""
         program = self._ahead
         if program is not None:
             with self.weights_shown():
@@ -773,14 +774,14 @@ class Executors:
         try:
             yield
         finally:
-            program.wrappers.put_on(self._bring)
+            program.wrappers.put_on(self._copy_weights_to_host)
             self._ahead = program
 
     @uninterrupted
     def begin_alike(self, more: Iterable[torch.nn.Module] = ()) -> None:
-        """Copy the weights of process 0 to all processes, the first time.
+        """Copy the weights of process 0 to all processes, at the first call only.
 
-        Afterwards their updates are the same, and only buffers differ.
+        Afterwards all processes make the same updates, and only buffers differ.
 
         Args:
             more: Further modules, such as losses with weights.
@@ -798,10 +799,11 @@ class Executors:
     def share_buffers(self) -> None:
         """Copy the buffers of process 0 to all processes.
 
-        Each replica has running statistics of its own, such as those of batch norm. The
-        first replica's are used, so that all processes evaluate and end alike. Training
-        continues with the own ones, which `take_back` has restored by then: otherwise
-        some devices would get their weights again, and others not.
+        Each replica has its own running statistics, such as those of batch norm.
+        Evaluations and the end of training use the first replica's buffers, so that all
+        processes have the same results. Before training continues, `take_back` restores
+        the buffers of each process: otherwise only some devices would get their weights
+        again.
         """
         buffers = list(self.module.buffers())
         if self._processes.are_several and buffers:
@@ -816,7 +818,7 @@ class Executors:
     @uninterrupted
     @torch.no_grad()
     def take_back(self) -> None:
-        """Restore the buffers of this process, except changed ones."""
+        """Restore the buffers that `share_buffers` replaced, except changed ones."""
         for buffer, lent, before in self._lent:
             if checksum(buffer) == lent:
                 buffer.copy_(before)
@@ -824,14 +826,14 @@ class Executors:
 
     @uninterrupted
     def send_weights(self) -> None:
-        """Let the next calls use the weights of the user's module."""
+        """Mark the weights of the user's module as the newest, for the next calls."""
         self._ahead = None
         for program in self._programs():
-            make_plain(program.weights)
+            remove_wrappers(program.weights)
             program.must_compare = True
 
     def _refresh(self, program: Program) -> None:
-        """Upload the host's weights, if the device's differ."""
+        """Upload the host's weights if those on the device differ."""
         program.must_compare = False
         if program is self._ahead:
             return
@@ -845,10 +847,9 @@ class Executors:
     def _bind_optimizer(
         program: TrainingProgram, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Let a program train with another optimizer of the kind it was compiled with.
+        """Connect another optimizer of the same kind to a compiled program.
 
-        An optimizer without a state starts anew, as in a program that was just
-        compiled.
+        An optimizer without a state gets the initial state of a new program.
         """
         executor, previous = program.executor, program.optimizer
         if previous is not optimizer:
@@ -870,7 +871,7 @@ class Executors:
         return [kept for kept in self._programs() if kept.executor.isAttachedToDevice()]
 
     def _attach(self, program: Program) -> None:
-        """Attach a program if it isn't attached, which uploads the host's weights.
+        """Attach a program if it isn't attached; this uploads the host's weights.
 
         A program that was compiled for an offline target stays detached.
         """
@@ -887,7 +888,7 @@ class Executors:
     def _acquire(
         self, executor: poptorch.PoplarExecutor, action: Callable[[], Any]
     ) -> None:
-        """Call a function that needs IPUs; detach other programs if they are short."""
+        """Call a function that needs IPUs, and detach other programs if needed."""
         others = [
             (owner, program)
             for owner in (self, *self._lenders)
@@ -909,9 +910,9 @@ class Executors:
         action()
 
     def _detach(self, program: Program) -> None:
-        """Detach a program, after its weights were downloaded."""
+        """Detach a program whose weights were downloaded before."""
         if isinstance(program, TrainingProgram):
-            self._bring()
+            self._copy_weights_to_host()
             program.wrappers.take_off()
         program.executor.detachFromDevice()
 
@@ -931,13 +932,13 @@ class Executors:
 
 
 def _drop(programs: list[Any]) -> None:
-    """Destroy the programs of a list."""
+    """Destroy all programs in a list, and empty it."""
     while programs:
         programs.pop().executor.destroy()
 
 
 def _give_states(optimizer: torch.optim.Optimizer, step: torch.nn.Module) -> None:
-    """Add states to an optimizer for weights that it hasn't trained so far.
+    """Add initial states to an optimizer for weights that it hasn't trained yet.
 
     PopTorch uploads the state that the optimizer has from another program, and logs a
     line for each missing tensor: those of layers that were frozen then. The added
@@ -984,7 +985,7 @@ def _give_first_state(
 ) -> None:
     """Set the state of an optimizer to the initial state on a device.
 
-    It is zeros, and 1 for the factor of automatic loss scaling (PopART,
+    The state is zeros, and 1 for the factor of automatic loss scaling (PopART,
     `addStateTensor`; `program_key` excludes the optimizer that begins otherwise).
 
     Args:
@@ -1025,7 +1026,7 @@ class TrainingSurvey(NamedTuple):
     Attributes:
         survey: The emulator's survey.
         refusals: Errors that `fit` would raise before PopTorch traces the program.
-        warnings: Warnings that it would give in the trace.
+        warnings: Warnings that `fit` would give in the trace.
         tensors: Tensors of the micro-batch.
     """
 
@@ -1036,11 +1037,10 @@ class TrainingSurvey(NamedTuple):
 
 
 def survey_training(spec: TrainingSpec) -> TrainingSurvey:
-    """Trace the training program, and record all refusals; the module doesn't change.
+    """Trace the training program, and record all refusals without changing the module.
 
     Args:
-        spec: All that the program would be built for. The first micro-batch of its call
-            is traced.
+        spec: The spec of the program; the first micro-batch of its call is traced.
 
     Raises:
         UnsupportedError: This process runs on PopTorch itself.
@@ -1059,7 +1059,7 @@ def survey_training(spec: TrainingSpec) -> TrainingSurvey:
         with contextlib.ExitStack() as stack:
             caught = stack.enter_context(warnings.catch_warnings(record=True))
             warnings.simplefilter("always")
-            stack.enter_context(baked_in.traced())
+            stack.enter_context(baked_in.record_after_trace())
             stack.enter_context(traced_mode(step))
             stack.enter_context(torch.enable_grad())
             results = survey()(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that a call returns: which they are, cut, joined, and buffered."""
+"""Select, cut, join and buffer the rows that a call returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ipufit.errors import UnsupportedError
 
 
 def returned_rows(options: poptorch.Options, plan: BatchPlan) -> Tensor | None:
-    """Return the rows of a call whose results come back, in the results' order.
+    """Return the indices of the rows that a call returns, in order.
 
     Args:
         options: Options of the program.
@@ -62,12 +62,12 @@ def check_rows(
 ) -> None:
     """Refuse outputs that don't have one row per sample.
 
-    A value per micro-batch can't be told from rows, cut or joined.
+    An output with one value per micro-batch can't be cut or joined by samples.
 
     Args:
         outputs: Tensors that the module returned.
-        num_rows: Number of samples that came back, padding included.
-        of_mask: Number of entries of the mask that says which rows are samples.
+        num_rows: Number of rows that a call returned, padding included.
+        of_mask: Number of entries of the mask of real rows; None without a mask.
 
     Raises:
         UnsupportedError: An output is a scalar or has another number of rows.
@@ -132,7 +132,7 @@ def joined(parts: Iterable[Any]) -> Any:
 
 
 def _joined(parts: tuple[Any, ...]) -> Any:
-    """Join one leaf of all parts; a leaf that is no tensor is equal in all."""
+    """Join one leaf of all parts; other leaves than tensors are equal in all parts."""
     if len(parts) == 1 or not isinstance(parts[0], Tensor):
         return parts[0]
     return torch.cat(parts)
@@ -142,11 +142,11 @@ _MOST_BYTES = 2**20
 
 
 class Rows(NamedTuple):
-    """Rows of outputs and of their labels, not nested.
+    """Rows of outputs and of their labels, in flat lists.
 
     Attributes:
         tensors: Tensors of the outputs, then of the targets and weights.
-        num_rows: Number of rows of each.
+        num_rows: Number of rows of each tensor.
     """
 
     tensors: list[Tensor]

@@ -43,7 +43,7 @@ from ipufit.engine.objective import (
     real_rows,
     shapes_of,
     split_own_loss,
-    sum_instead_of_mean,
+    sum_loss_message,
     weighed,
 )
 from ipufit.engine.precision import computed_in
@@ -103,7 +103,7 @@ class NoForwardError(DataError):
 
 
 def call_module(module: torch.nn.Module, inputs: Any) -> Any:
-    """Call a module: a dict of inputs gives keyword arguments, a tuple positional ones.
+    """Call a module; a dict gives keyword arguments, a tuple positional ones.
 
     Raises:
         DataError: `forward` doesn't take such arguments, or not of these shapes.
@@ -126,7 +126,7 @@ def call_step(step: StepFunction, module: torch.nn.Module, batch: Any) -> Any:
         batch: Nested as the data: inputs, or inputs, targets and weights in a tuple.
 
     Raises:
-        DataError: It doesn't take such a batch, or not of these shapes.
+        DataError: The step doesn't take such a batch, or not with these shapes.
 
     Example:
         >>> call_step(lambda module, batch: module(batch).mean(), torch.nn.ReLU(),
@@ -161,11 +161,11 @@ def results_of(
     """Call a module or a user's step, and return its own loss and its outputs.
 
     Args:
-        computation: The function to call, and whether it returns a loss.
+        computation: The function to call, and whether the function returns a loss.
         module: The user's module.
         structure: Structure of a batch.
         inputs: Inputs, nested as the data.
-        tensors: Tensors of the batch, from which a step gets targets and weights.
+        tensors: Tensors of the batch; a step gets targets and weights from these.
         marked: Results of `identity_loss`, which the call adds to.
     """
     if computation.step is None:
@@ -182,7 +182,7 @@ def results_of(
 def result_of_step(
     returned: Any, marked: Sequence[Tensor] = ()
 ) -> tuple[Tensor | None, Any]:
-    """Split the result of a step into loss and outputs, and log the scalars in it.
+    """Split the result of a step into loss and outputs, and log its scalars.
 
     Args:
         returned: The loss; a dict of "loss", "outputs" and scalars; or outputs with an
@@ -206,7 +206,7 @@ def result_of_step(
     for name, value in rest.items():
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise ConfigError(
-                f"The step returned {name!r}, which is {shapes_of(value)} and no "
+                f"The step returned {name!r}, which is {shapes_of(value)} and not a "
                 f"scalar. A step returns {RETURNS}. Put what belongs to samples "
                 "under 'outputs'."
             )
@@ -268,7 +268,7 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
             "columns of a frame, pass a dict for this argument, {'x': dict(frame)}."
         ) from error
     except (RuntimeError, IndexError, ValueError) as error:
-        if isinstance(error, ValueError) and not _is_of_torch(error):
+        if isinstance(error, ValueError) and not _is_raised_by_torch(error):
             raise  # the others are torch's, of shapes and types
         if f"[{name}] is missing" in str(error):  # a forward that calls torch's
             raise _without_forward(name) from error
@@ -287,7 +287,7 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
 
 
 def _conversion(error: Exception, leaves: Sequence[Any]) -> str:
-    """Say how to convert inputs of whole numbers, if an error is about their type."""
+    """Return how to convert integer inputs, if an error is about their type."""
     types = {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor)}
     if any(word in str(error) for kind in types for word in _WHOLE.get(kind, ())):
         return (
@@ -298,7 +298,7 @@ def _conversion(error: Exception, leaves: Sequence[Any]) -> str:
 
 
 def _layer_of(error: Exception, module: torch.nn.Module) -> str:
-    """Describe the innermost submodule that failed, and what it got; "" for none."""
+    """Describe the innermost submodule that failed and its inputs; "" for none."""
     names = {id(layer): name for name, layer in module.named_modules() if name}
     where = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -313,7 +313,7 @@ def _layer_of(error: Exception, module: torch.nn.Module) -> str:
     return where
 
 
-def _is_of_torch(error: Exception) -> bool:
+def _is_raised_by_torch(error: Exception) -> bool:
     """Return whether torch's own code has raised an error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -364,12 +364,12 @@ def _check_arguments(
 
 @dataclass(frozen=True)
 class Packing:
-    """Converts between the module's nested outputs and the tensors of a program.
+    """Converts between a module's nested outputs and a program's flat tensors.
 
     Attributes:
         structure: Structure of the module's outputs.
-        leaves: Outputs that are no tensors, which are equal in every call; `Tensor` for
-            a tensor.
+        leaves: Outputs that aren't tensors, which are equal in every call; `Tensor` in
+            place of each tensor.
         names: Names of the scalars that follow the outputs.
     """
 
@@ -383,14 +383,14 @@ class Packing:
 
         Args:
             outputs: Everything that the module returned.
-            scalars: 0-d tensors that it returns besides.
+            scalars: 0-d tensors that the program returns besides the outputs.
 
         Raises:
             UnsupportedError: A tensor is hidden in an object.
 
         Returns:
-            The tensors among the outputs, then the scalars, `[1]` each; and the
-            packing that gets from such tensors back to outputs and scalars.
+            The tensors among the outputs, then the scalars, `[1]` each; and the packing
+            that converts such tensors back to outputs and scalars.
 
         Example:
             >>> import torch
@@ -409,9 +409,9 @@ class Packing:
         return (*tensors, *(value.reshape(1) for value in scalars.values())), packing
 
     def split(self, returned: Sequence[Tensor]) -> tuple[list[Tensor], Scalars]:
-        """Split what a program returned into outputs and scalars of `[micro-batches]`.
+        """Split the results of a program into outputs and scalars of `[micro-batches]`.
 
-        The tensors become plain ones: PopTorch's have an attribute with which they
+        PopTorch's tensors become plain tensors, because PopTorch adds an attribute that
         can't be pickled.
         """
         plain = [tensor.detach() for tensor in returned]
@@ -421,7 +421,7 @@ class Packing:
     def nest(self, tensors: Iterable[Tensor]) -> Any:
         """Nest the tensors of outputs as the module returns them.
 
-        Of an iterator only these tensors are taken.
+        If `tensors` is an iterator, only the tensors of outputs are taken from it.
         """
         rest = iter(tensors)
         leaves = [next(rest) if leaf is Tensor else leaf for leaf in self.leaves]
@@ -463,7 +463,7 @@ def kept_submodules(module: torch.nn.Module, patterns: Sequence[str]) -> list[st
 def refuse_unseen_pipeline(
     module: torch.nn.Module, config: IPUConfig, blocks: Blocks
 ) -> None:
-    """Refuse recomputation in a pipeline that only the trace has shown.
+    """Refuse recomputation in a pipeline that was unknown before the trace.
 
     The options are made before `forward` begins its blocks, and the kind of
     recomputation for one IPU has no effect in a pipeline (PopART, `ir.cpp`).
@@ -474,7 +474,7 @@ def refuse_unseen_pipeline(
         blocks: Blocks that `forward` has begun.
 
     Raises:
-        ConfigError: The blocks are on several IPUs, and something is to be recomputed.
+        ConfigError: The blocks are on several IPUs, and `recompute` is on.
 
     Example:
         >>> module, blocks = torch.nn.ReLU(), [("a", 0), ("b", 1)]
@@ -507,7 +507,7 @@ def _is_known_pipeline(module: torch.nn.Module, config: IPUConfig) -> bool:
 def _weights_on_device(
     module: torch.nn.Module, tensors: Sequence[Tensor]
 ) -> dict[str, Tensor]:
-    """Return weights by name; without whole numbers, which are constants."""
+    """Return the weights by name, without integer weights, which are constants."""
     inputs = set(map(id, tensors))
     named = [*module.named_parameters(), *module.named_buffers()]
     return {
@@ -525,7 +525,7 @@ class WeightPlaces(TorchFunctionMode):
     Args:
         weights: The weights in the trace, by their names.
         config: The stages.
-        blocks: Blocks that have begun, in order; the last one runs.
+        blocks: Blocks that have begun, in order; the last block is running.
 
     Example:
         >>> weights, config = {"w": torch.ones(2)}, IPUConfig(pipeline=["a", "b"])
@@ -579,9 +579,9 @@ class ShortPipelineError(ConfigError):
 def check_stages_begin(
     module: torch.nn.Module, config: IPUConfig, started: Blocks, *, training: bool
 ) -> None:
-    """Refuse names of stages that nothing begins: PopTorch would ignore them.
+    """Refuse names of stages that never begin in the trace.
 
-    Too much of the model, or all of it, would be on the first stage.
+    PopTorch would ignore such a stage, and put too much of the model on the first one.
 
     Args:
         module: The user's module, whose `forward` has been traced.
@@ -591,8 +591,9 @@ def check_stages_begin(
             out.
 
     Raises:
-        UnknownNameError: A name is no submodule, and no block that was begun.
-        ConfigError: A name is a submodule that was never called, or a pattern of such.
+        UnknownNameError: A name is neither a submodule nor a block that was begun.
+        ConfigError: A submodule with this name, or all with this pattern, was never
+            called.
 
     Example:
         >>> module = torch.nn.ModuleDict({"encoder": torch.nn.ReLU()})
@@ -701,7 +702,7 @@ def _keep(_module: Any, _inputs: Any, outputs: Any) -> Any:
 
 
 def _refuse_short_pipeline(error: poptorch.Error) -> None:
-    """Explain PopTorch's error about too few micro-batches for a model's blocks."""
+    """Explain PopTorch's error that a call has too few micro-batches for the blocks."""
     match = re.search(r"number of pipeline stages \((\d+)\)", str(error))
     if match is None:
         return
@@ -746,7 +747,7 @@ def last_block(name: str | None, started: Blocks) -> Iterator[None]:
 
 
 def _maker(traced: Tensor) -> partial[Tensor]:
-    """Return a function that makes zeros like a tensor, when the trace is over."""
+    """Return a function that makes zeros like a tensor after the trace."""
     # PopTorch has replaced torch.zeros until then by one that chooses the device.
     return partial(torch.zeros, tuple(traced.shape), dtype=traced.dtype, device="cpu")
 
@@ -787,7 +788,7 @@ class Step(torch.nn.Module):
     """One micro-batch of the user's module, as PopTorch traces it.
 
     A training program returns the sums of loss and metrics, the marked loss, and the
-    outputs if they are streamed. An inference program returns the outputs, then the
+    outputs if a metric is streamed. An inference program returns the outputs, then the
     scalars: the module's own loss and logged values.
 
     Args:
@@ -796,7 +797,7 @@ class Step(torch.nn.Module):
         config: Stages and precision.
         structure: Structure of a batch.
         host_values: Buffers whose values follow the tensors of a batch.
-        computation: The function to call, and its inputs.
+        computation: The function to call, and whether it takes labels.
         objective: Losses and metrics of a training program; None for inference.
     """
 
@@ -831,7 +832,7 @@ class Step(torch.nn.Module):
 
     @property
     def logs_scalars(self) -> bool:
-        """Whether a trace has logged scalars, or found a loss of the module's."""
+        """Whether a trace has logged scalars, or a loss of the module's own."""
         return any(
             findings.packing.names
             or any(e.result is None and e.size for e in findings.entries)
@@ -908,7 +909,7 @@ class Step(torch.nn.Module):
     def _called(
         self, tensors: Sequence[Tensor], noted: ResultsNoted
     ) -> tuple[Tensor | None, Any]:
-        """Return the own loss and the outputs of the module or step."""
+        """Call the module or step, and return its own loss and its outputs."""
         inputs = [*tensors[: self.structure.num_inputs]]
         if self.config.types.is_half:
             inputs = [
@@ -944,12 +945,12 @@ class Step(torch.nn.Module):
         Args:
             batch: Tensors of the micro-batch.
             own_loss: The module's own loss.
-            outputs: Its other outputs.
-            scalars: Values that it has logged.
-            noted: Results of its operations.
+            outputs: The module's other outputs.
+            scalars: Values that the module has logged.
+            noted: Results of the module's operations.
 
         Returns:
-            Tensors to return; the marked loss, which follows the first of them; and
+            Tensors to return; the marked loss, which follows the first tensor; and
             findings.
         """
         objective, rows = self.objective, self.structure.num_rows(batch)
@@ -999,8 +1000,8 @@ class Step(torch.nn.Module):
                 "without dimensions: alone, first in a tuple, or as 'loss' in a dict."
             )
         return ConfigError(
-            "There is no loss: compile() got none, and the module returns none "
-            f"that would be understood ({OWN_LOSS}); it returned "
+            "There is no loss: compile() got none, and the module returns none in a "
+            f"form that ipufit knows ({OWN_LOSS}); it returned "
             f"{shapes_of(outputs)}. Return one, or pass loss='cross_entropy' or "
             f"the like to compile().{self._targets_hint}"
         )
@@ -1031,7 +1032,7 @@ class Step(torch.nn.Module):
 
     @property
     def _targets_hint(self) -> str:
-        """Advice about targets, which a module with its own loss doesn't get."""
+        """Advice that a module with its own loss doesn't get the targets."""
         objective, has_targets = self.objective, self.structure.has_targets
         is_called = objective is not None and self.computation.step is None
         if not (is_called and objective.owns_loss and has_targets):
@@ -1044,7 +1045,7 @@ class Step(torch.nn.Module):
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Add the advice to errors of `forward`, as with None in place of targets."""
+        """Add advice to errors of `forward`, such as those about missing targets."""
         try:
             yield
         except poptorch.Error as error:
@@ -1070,11 +1071,11 @@ def _checked_mean(loss: Tensor | None, noted: ResultsNoted, rows: int) -> Tensor
     """Return a module's or step's own loss as a scalar.
 
     Raises:
-        ConfigError: The loss has several elements; or it is a sum over samples, so that
-            it depends on the size of micro-batches.
+        ConfigError: The loss has several elements; or the loss is a sum over samples,
+            which would depend on the size of micro-batches.
     """
     if rows > 1 and any(loss is added for added in noted.sums):
-        raise ConfigError(sum_instead_of_mean("The model's own loss", rows))
+        raise ConfigError(sum_loss_message("The model's own loss", rows))
     if loss is None:
         return None
     if loss.numel() != 1:
@@ -1089,7 +1090,7 @@ def _require_outputs(outputs: Any) -> None:
     """Refuse a step without outputs if metrics need them.
 
     Raises:
-        ConfigError: There are none.
+        ConfigError: There are no outputs.
     """
     if isinstance(outputs, tuple) and not outputs:
         raise ConfigError(
@@ -1110,11 +1111,10 @@ def total_loss(terms: TermsByOutput) -> Tensor:
 
 
 def _with_other_losses(value: Tensor, returned: Sequence[Tensor]) -> Tensor:
-    """Add all other results to the loss, multiplied so that they add 0.
+    """Add all other results to the loss, multiplied by 0.
 
     A metric, `log` or the module may call a built-in loss function, which PopTorch
-    marks as a loss. It takes these for intermediate losses if the final loss depends on
-    them.
+    marks as a loss. PopTorch accepts such marks if the final loss depends on them.
     """
     nothing = [
         tensor.detach().reshape(-1)[:1].to(torch.float32).mul(0.0)

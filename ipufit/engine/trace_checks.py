@@ -67,7 +67,7 @@ _HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 _ADDITIONS = ("add_", "__iadd__")
 _SAMPLING = ("sample", "rsample", "sample_n")
 _NO_VALUES = ("__get__", "dim", "size", "numel", "stride", "__len__", "__repr__")
-"""Functions that need no values of their tensors."""
+"""Functions that don't read the values of their tensors."""
 
 
 def _gaussian_nll_loss(
@@ -78,7 +78,7 @@ def _gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> Tensor:
-    """Compute torch's function without its look at the values of `var`."""
+    """Compute torch's function without its check of the values of `var`."""
     if not isinstance(var, Tensor):
         var = torch.full_like(input, var)
     if var.shape == input.shape[:-1]:
@@ -97,7 +97,7 @@ def _adaptive_log_softmax(module: Any, input_: Tensor, target_: Tensor) -> Any:
 
 
 _WITHOUT_VALUES = {torch.nn.functional.gaussian_nll_loss: _gaussian_nll_loss}
-"""Functions of torch that look at values, and the same that don't."""
+"""Functions of torch that read values, and replacements that don't."""
 
 
 class TraceChecks(TorchFunctionMode):
@@ -109,11 +109,11 @@ class TraceChecks(TorchFunctionMode):
     derives from the weights which tensors need a gradient, and ignores `torch.no_grad`
     (`fixRequiresGradFromDispatch`).
 
-    Integer buffers are recorded if they are written to, viewed or used. And so are
-    random numbers that are drawn on the host. A distribution that the module stores has
-    its parameters there, and so are its samples: PopTorch traces one sample, which is a
-    constant. A distribution that `forward` creates is sampled by the device. Operators
-    by which nothing trains on a device, or which make NaN there, are recorded too.
+    Writes, views and uses of integer buffers are recorded. So are random numbers that
+    are drawn on the host. A distribution that the module stores is sampled on the host:
+    PopTorch traces one sample, which is a constant. A distribution that `forward`
+    creates is sampled by the device. Operators that have no gradient on a device, or
+    make NaN there, are recorded too.
 
     Args:
         traced: The module that is traced, with its buffers as they are in the trace.
@@ -199,7 +199,7 @@ class TraceChecks(TorchFunctionMode):
         return result
 
     def __enter__(self) -> TraceChecks:
-        """Let torch's adaptive softmax compute what can be traced."""
+        """Replace torch's adaptive softmax by a traceable one, and start checking."""
         self._adaptive = AdaptiveLogSoftmaxWithLoss.forward
         AdaptiveLogSoftmaxWithLoss.forward = _adaptive_log_softmax  # type: ignore[method-assign,assignment,unused-ignore]
         return super().__enter__()  # type: ignore[no-any-return,no-untyped-call,unused-ignore]
@@ -213,7 +213,7 @@ class TraceChecks(TorchFunctionMode):
             raise self._refusal from None
 
     def _refuse_autograd(self, name: str, tensors: list[Tensor]) -> None:
-        """Refuse an operation that a device would compute otherwise."""
+        """Refuse uses of autograd that a device would ignore."""
         if self._is_training and name in _HOOKS:
             raise UnsupportedError(
                 f"{name}() in forward ({user_line()}): {INSTEAD_OF_HOOKS}"
@@ -279,7 +279,7 @@ class TraceChecks(TorchFunctionMode):
             tensors: Everything that the module returns.
 
         Raises:
-            UnsupportedError: One of them is such a buffer.
+            UnsupportedError: A returned tensor is a buffer that was changed.
         """
         self._refuse({self._name_of.get(id(tensor), "") for tensor in tensors})
 
@@ -296,11 +296,11 @@ class TraceChecks(TorchFunctionMode):
             )
 
     def increments(self) -> dict[str, int]:
-        """Return the number that a micro-batch adds to each buffer only counted up."""
+        """Return the increment per micro-batch of each buffer only counted up."""
         return {name: number for name, number in self._added.items() if number}
 
     def warn(self) -> None:
-        """Warn of values of the trace that every call would have, or that are lost.
+        """Warn of values that are compiled in as constants, and of lost writes.
 
         In training the host counts buffers that are only counted up.
 
@@ -308,8 +308,8 @@ class TraceChecks(TorchFunctionMode):
             BakedInWarning: Code draws from Python's or NumPy's global generator, or
                 samples a distribution of the module.
             ConstantBuffersWarning: The new values of some buffers are lost.
-            OtherNumbersWarning: An operator trains nothing on a device, or makes NaN or
-                no randomness.
+            OtherNumbersWarning: A device computes an operator differently: no gradient,
+                NaN, or no randomness.
         """
         for message in self._grave:
             warn(message, OtherNumbersWarning)
@@ -380,7 +380,7 @@ def user_line(error: BaseException | None = None) -> str:
     """Return file, number and text of the user's line that is running.
 
     Args:
-        error: An error whose origin to return instead.
+        error: An error; return the user's line that raised it instead.
     """
     stack = traceback.extract_stack()
     if error is not None:
@@ -490,13 +490,13 @@ class Misuse(NamedTuple):
 class ResultsNoted(TorchFunctionMode):
     """Records the results of loss functions, sigmoids and softmaxes.
 
-    PopTorch marks the results of built-in loss functions as losses, whatever they are
-    for. A marker that the final loss doesn't depend on is an error ("Multiple
-    independent losses").
+    PopTorch marks the results of built-in loss functions as losses, also where a metric
+    calls the function. A marked result that the final loss doesn't depend on is an
+    error ("Multiple independent losses").
 
     Args:
-        warns: Whether to warn of sizes that torch warns of. torch would do so in each
-            trace and call.
+        warns: Whether to warn once of sizes that differ. torch would warn in each trace
+            and call.
 
     Attributes:
         has_losses: Whether a built-in loss function was called.
@@ -529,7 +529,7 @@ class ResultsNoted(TorchFunctionMode):
         if name in _BROADCASTING:
             names = ("input", "target")[len(args) :]
             pair = (*args, *(kwargs.pop(name) for name in names))
-            args = (*self._of_one_size(*pair[:2]), *pair[2:])
+            args = (*self._broadcast(*pair[:2]), *pair[2:])
         if name in _TAKEN:
             squashing = self.function_of(args[0] if args else kwargs.get("input"))
             if squashing is not None:
@@ -559,10 +559,10 @@ class ResultsNoted(TorchFunctionMode):
         return result
 
     def note(self, tensor: Tensor, function: str) -> None:
-        """Record that a tensor has the probabilities that a function gave."""
+        """Record that a tensor has probabilities, and which function made them."""
         self._probabilities.append((tensor, function))
 
-    def _of_one_size(self, outputs: Tensor, targets: Tensor) -> Any:
+    def _broadcast(self, outputs: Tensor, targets: Tensor) -> Any:
         if outputs.shape == targets.shape:
             return outputs, targets
         line = user_line()
@@ -584,10 +584,10 @@ class ResultsNoted(TorchFunctionMode):
 
 
 def warn_of_misuses(misuses: Iterable[Misuse]) -> None:
-    """Warn once a line of loss functions in `forward` or a step.
+    """Warn once per line of loss functions that got probabilities by mistake.
 
     Warns:
-        IpufitWarning: One takes no probabilities, and gets some.
+        IpufitWarning: A loss function takes other numbers, and got probabilities.
     """
     for misuse in misuses:
         if misuse.line not in _WARNED and misuse.function != "log_softmax":
@@ -613,7 +613,7 @@ def refuse_gradient_hooks(modules: Iterable[torch.nn.Module]) -> None:
         modules: The user's module, and losses.
 
     Raises:
-        UnsupportedError: A module or weight has such a hook, or all modules have one.
+        UnsupportedError: A module or weight has such a hook, or there is a global one.
 
     Example:
         >>> layer = torch.nn.Linear(2, 1)
@@ -690,7 +690,7 @@ def refuse_tied_buffers(module: torch.nn.Module) -> None:
         >>> module[1].running_mean = module[0].running_mean
         >>> refuse_tied_buffers(module)
         Traceback (most recent call last):
-        ipufit.errors.UnsupportedError: 0.running_mean and 1.running_mean are one ...
+        ipufit.errors.UnsupportedError: 0.running_mean and 1.running_mean are the ...
     """
     names: dict[int, str] = {}
     for name, buffer in module.named_buffers(remove_duplicate=False):
@@ -698,10 +698,10 @@ def refuse_tied_buffers(module: torch.nn.Module) -> None:
         if first != name:
             shown = " and ".join(map(user_name, (first, name)))
             raise UnsupportedError(
-                f"{shown} are one buffer, and PopTorch can't compile buffers under two "
-                "names. Give each module a buffer of its own, or register it in one "
-                "place and pass it on. A module with buffers, such as a batch norm, "
-                "may be called often, but have one name only."
+                f"{shown} are the same buffer, and PopTorch can't compile a buffer "
+                "that has two names. Give each module a buffer of its own, or register "
+                "it in one place and pass it on. A module with buffers, such as a "
+                "batch norm, may be called often, but have one name only."
             )
 
 
@@ -712,8 +712,8 @@ def require_trained_weights(module: torch.nn.Module) -> None:
         module: The module that is traced.
 
     Raises:
-        ConfigError: No parameter requires a gradient; or a layer of which all do has
-            `trainable = False`, Keras's attribute, which torch ignores.
+        ConfigError: No parameter requires a gradient; or a layer with trainable
+            parameters has `trainable = False`, Keras's attribute, which torch ignores.
     """
     for path, part in module.named_modules():
         if vars(part).get("trainable") is not False:
@@ -772,16 +772,16 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.d
 def refuse_hidden(leaf: Any, path: str) -> None:
     """Refuse an output object that contains a tensor.
 
-    A program returns tensors. Other results of `forward` stay as they were when the
-    program was traced, so a tensor in them would have the values of tracing in all
-    calls.
+    A program returns tensors. Other results of `forward` are constants of the program,
+    so a tensor inside such an object would keep the values of the trace in all calls.
 
     Args:
-        leaf: An output that is no tensor.
+        leaf: An output that isn't a tensor.
         path: Name of the output in messages, such as `outputs[0]`.
 
     Raises:
-        UnsupportedError: It contains a tensor, or is an iterator, which may yield one.
+        UnsupportedError: The output contains a tensor, or is an iterator, which may
+            yield a tensor.
 
     Example:
         >>> refuse_hidden(torch.distributions.Normal(torch.zeros(2), 1.0), "outputs")
@@ -819,7 +819,7 @@ def _path_to_tensor(value: Any, path: str, depth: int, seen: set[int]) -> str | 
 
 
 def _parts(value: Any) -> Iterable[tuple[str, Any]]:
-    """Return the parts of an object, and the text that leads to each."""
+    """Return the parts of an object, and the code that accesses each part."""
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, Iterable) and hasattr(value, "__len__"):
@@ -844,8 +844,8 @@ def _generators() -> dict[str, Any]:
 
 
 def warn_of_baked_in(what: str, why: str) -> None:
-    """Warn of code whose result of one time is compiled in, with the reason."""
+    """Warn of code whose result is compiled in as a constant, and say why."""
     warn(
-        f"{what}. It runs once, when the program is compiled: {why}",
+        f"{what}. forward runs once, when the program is compiled: {why}",
         BakedInWarning,
     )

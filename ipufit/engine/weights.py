@@ -2,19 +2,19 @@
 """The weights of a user's module on the host: names, types, copies, modes.
 
 PopTorch gives wrapper classes to the weights of a module that is trained. They fetch
-the newest values from the device when a weight is read. PopTorch remembers them after
-`destroy()` and restores them in its next compilation, also those of a destroyed
-program. And a wrapped buffer can't be copied deeply. So ipufit wraps a weight only
-while the device's value is newer.
+the newest values from the device when a weight is read. PopTorch keeps the wrapper
+classes after `destroy()`, and restores them in its next compilation. And
+`copy.deepcopy` fails for a wrapped buffer. So ipufit wraps a weight only while the
+value on the device is newer.
 
 PopTorch sends weights of 64 bits as float32 or int32, and returns float64 rounded.
 Integer buffers are constants of a program; the host counts buffers that `forward` only
 counts up, such as batch norm's `num_batches_tracked`.
 
 0-d buffers go to the device with every call. A value that changes during training, such
-as an annealed loss weight, can't be a Python number: that is compiled in. A buffer
-isn't, but it stays on the device as weights do. So 0-d buffers are inputs of a program,
-and a change takes effect in the next call.
+as an annealed loss weight, can't be a Python number, because Python numbers are
+compiled in. Other buffers stay on the device, as weights do. So 0-d buffers are inputs
+of a program, and a change takes effect in the next call.
 """
 
 from __future__ import annotations
@@ -66,12 +66,13 @@ _WRAPPERS = {
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """Take the wrappers of torch.compile and DataParallel off a module and its parts.
+    """Remove the wrappers of torch.compile and DataParallel from a module.
 
     PopTorch compiles the whole program, and replicates it.
 
     Returns:
-        The module itself, with its wrapped submodules replaced, or what it wraps.
+        The module itself, or the module inside its wrapper, with all wrapped submodules
+        replaced.
 
     Warns:
         IpufitWarning: There was a wrapper.
@@ -164,7 +165,7 @@ def weights_of(module: torch.nn.Module) -> list[Tensor]:
 
 
 def _tensors_in(module: torch.nn.Module, *attributes: str) -> list[Tensor]:
-    """Return the tensors of some dicts of a module and its submodules, once each."""
+    """Return all parameters or buffers of a module, each once."""
     tensors: dict[int, Tensor] = {}
     for attribute in attributes:
         for part in modules_of(module):
@@ -215,7 +216,7 @@ def plain_class(weight: Tensor) -> type[Tensor]:
     return _PLAIN.get(weight, type(weight))
 
 
-def make_plain(weights: Iterable[Tensor]) -> None:
+def remove_wrappers(weights: Iterable[Tensor]) -> None:
     """Restore the classes that weights had before they were wrapped."""
     for weight in weights:
         weight.__class__ = plain_class(weight)
@@ -249,9 +250,9 @@ class Wrappers:
             weight.__class__ = wrapper
 
     def take_off(self) -> None:
-        """Make the weights plain; they keep the values that they have on the host.
+        """Remove the wrappers; the weights keep the values that they have on the host.
 
-        Those that another program has wrapped since stay as they are.
+        Weights that another program has wrapped since keep its wrappers.
         """
         for weight, plain, wrapper in self._classes:
             if type(weight) is wrapper:
@@ -269,7 +270,7 @@ def _nobody() -> None:
 
 
 def _report_touches(wrapper: Any, reference: weakref.ReferenceType[Wrappers]) -> None:
-    """Report reads of a wrapper class's weights first; copies and results are plain."""
+    """Make a wrapper class report reads first, and return plain copies and results."""
     read, write = wrapper.__getattribute__, wrapper.__setattr__
 
     def touch() -> None:
@@ -300,9 +301,9 @@ def _plain_result(
 
 
 def _deep_copy(weight: Tensor, memo: dict[int, Any]) -> Any:
-    """Copy a wrapped weight as a plain one; looking this up has fetched its value."""
+    """Copy a wrapped weight as a plain weight, with its newest value."""
     wrapper = type(weight)
-    make_plain([weight])
+    remove_wrappers([weight])
     try:
         return copy.deepcopy(weight, memo)
     finally:
@@ -326,7 +327,7 @@ class Counterparts:
             self._before.append((weakref.ref(parameter), _state(parameter)))
 
     def own(self, parameter: Tensor) -> Tensor:
-        """Return the counterpart of a user's parameter; other tensors themselves.
+        """Return the counterpart of a user's parameter; return other tensors unchanged.
 
         Example:
             >>> parameter, counterpart = torch.zeros(1), torch.ones(1)
@@ -367,7 +368,7 @@ T = TypeVar("T")
 
 
 def deep_copied(value: T, memo: dict[int, Any] | None = None) -> T:
-    """Copy modules as `copy.deepcopy` does, and their functions with what these hold.
+    """Copy modules as `copy.deepcopy` does, and the closures of their functions, too.
 
     `copy.deepcopy` returns functions as they are. A `forward` that is a closure over
     its module would go on with the module that was copied.
@@ -394,7 +395,7 @@ def deep_copied(value: T, memo: dict[int, Any] | None = None) -> T:
 
 
 def _rebound(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a function whose closure has copies of modules and tensors."""
+    """Copy a function, with copies of the modules and tensors in its closure."""
     if isinstance(value, types.MethodType):
         return types.MethodType(value.__func__, _rebound(value.__self__, memo))
     if not isinstance(value, types.FunctionType) or not value.__closure__:
@@ -418,7 +419,7 @@ _LIMITS = torch.iinfo(torch.int32)
 def restore_exact(values: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Restore the exact values of float64 weights that no program has changed.
 
-    A device gets them rounded.
+    A device gets the weights as float32, and returns them rounded.
 
     Args:
         values: The weights, and the values that they had on the host.
@@ -445,7 +446,7 @@ def check_values(module: torch.nn.Module) -> None:
         module: The user's module, or the traced one.
 
     Raises:
-        UnsupportedError: There is such a weight.
+        UnsupportedError: A weight is complex, or an integer needs more than 32 bits.
 
     Example:
         >>> module = torch.nn.Identity()
@@ -491,7 +492,7 @@ def check_integers(name: str, buffer: Tensor) -> None:
 
 
 _COUNTERS = (torch.nn.modules.batchnorm._NormBase,)
-"""Modules with a 0-d buffer that they change themselves when they are trained."""
+"""Modules that change a 0-d buffer themselves in training."""
 
 
 class HostValue(NamedTuple):
@@ -647,7 +648,7 @@ def is_counted(buffer: Tensor) -> bool:
 def counted_up(
     module: torch.nn.Module, increments: Mapping[str, int]
 ) -> list[tuple[Tensor, int]]:
-    """Return the buffers that the host counts up after each call, with the increments.
+    """Return the buffers that the host counts up after each call, and the increments.
 
     Args:
         module: The module that is traced.
@@ -696,7 +697,7 @@ def mode(
 
 
 def trained_modes(module: torch.nn.Module) -> list[bool]:
-    """Return for each part of a module whether it trains in train mode or is frozen.
+    """Return for each submodule whether it runs in train mode in training.
 
     Args:
         module: The user's module. If it is in train mode, its parts in eval mode are
@@ -729,7 +730,7 @@ class TrainedParts:
     def _now(self) -> list[bool]:
         """Return the parts' modes, and whether each parameter requires a gradient.
 
-        Reading a parameter that PopTorch trains fetches all weights, but not here.
+        No weight is fetched from a device.
         """
         modes = list(map(attrgetter("training"), self._parts))
         if not modes[0]:  # in eval mode as a whole, nothing is frozen
@@ -752,7 +753,7 @@ class TrainedParts:
         if now == self._before:
             return
         at = next(i for i, new in enumerate(now) if new != self._before[i])
-        what = "train mode" if at < len(self._parts) else "trained"
+        what = "in train mode" if at < len(self._parts) else "trained"
         was, now_is = ("not ", "") if now[at] else ("", "not ")
         changed = [*self._parts, *self._weights][at]
         named = [*self._module.named_modules(), *self._module.named_parameters()]

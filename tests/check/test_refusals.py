@@ -248,5 +248,5 @@ def tied_where_no_state_shows_it():
 )
 def test_a_buffer_under_two_names_is_refused(make, names, use):
     model = reference.compiled(make(), IPUConfig(micro_batch_size=2), loss="mse")
-    with pytest.raises(UnsupportedError, match=f"^{names} are one buffer"):
+    with pytest.raises(UnsupportedError, match=f"^{names} are the same buffer"):
         getattr(model, use)(*(X, Y)[: 1 if use == "predict" else 2], verbose=0)

@@ -193,13 +193,13 @@ SUM = "own loss is a sum over the 12 samples"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"step": "mse"}, "step='mse' is no function"),
+        ({"step": "mse"}, "step='mse' must be a function"),
         ({"step": step, "loss": "mse"}, "loss='mse' was given, and the model has a"),
         ({"validation_step": step}, "no step for training"),
         ({"step": lambda module, batch: None}, "returned no loss"),
         (
             {"step": lambda module, batch: {"loss": batch[0].mean(), "x": batch[0]}},
-            r"'x', which is float32 \[12, 6\] and no scalar",
+            r"'x', which is float32 \[12, 6\] and not a scalar",
         ),
         ({"step": lambda *given: without_outputs(*given, "sum")}, SUM),
         ({"step": lambda *given: without_outputs(*given, "none").sum()}, SUM),
