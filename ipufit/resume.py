@@ -744,13 +744,13 @@ class _ProcessState(NamedTuple):
     Attributes:
         random: Random states by name.
         num_blocks: Number of blocks that each stream has returned.
-        figures: Metrics of the present epoch; None between epochs.
+        metric_sums: Sums of the metrics of the present epoch; None between epochs.
         buffers: Tensors that differ from process 0's, as `"group/name"`.
     """
 
     random: Tensors
     num_blocks: dict[str, int]
-    figures: dict[str, Any] | None
+    metric_sums: dict[str, Any] | None
     buffers: Tensors
 
 
@@ -836,7 +836,7 @@ class Snapshot:
             },
             "plan": asdict(training.plan),
             "settings": dict(self.settings),
-            "figures": _added_up([part.figures for part in parts]),
+            "figures": _added_up([part.metric_sums for part in parts]),
             "callbacks": _without_arrays(self.hooks.state_dict(), callbacks),
         }
         if run.validated_calls and not run.is_epoch_done:
@@ -844,7 +844,7 @@ class Snapshot:
             state["run"]["validated_calls"] = run.validated_calls
         if run.processes.are_several:
             state["processes"] = [
-                {"num_blocks": part.num_blocks, "figures": part.figures}
+                {"num_blocks": part.num_blocks, "figures": part.metric_sums}
                 for part in parts
             ]
             groups["processes"] = _tensors_of_others(parts)
@@ -964,7 +964,7 @@ class Snapshot:
         index, num_saved = run.processes.index, _num_processes(checkpoint)
         are_as_many = num_saved == run.processes.count
         part = _process_state(checkpoint, index if are_as_many else 0)
-        figures = part.figures
+        figures = part.metric_sums
         if not are_as_many:  # process 0 gets the sums of all
             figures = state["figures"]
             if figures is not None and not run.processes.is_first:

@@ -40,7 +40,7 @@ class CompileSettings:
         trained: Losses and metrics of `fit`.
         optimization: The optimizer and its schedule.
         average: The running average of the weights; None for none.
-        mixing: Mixup and CutMix in training; None without.
+        mixing: Mixup and CutMix in training; None for no mixing.
         in_words: Each setting as text, which a resumed run compares.
         arguments: The arguments of `compile` by name, for copies of the model.
     """
@@ -66,7 +66,7 @@ class FitArguments:
     """Arguments of `fit`.
 
     Attributes:
-        updates: Updates of a call, if they were chosen before; None to choose them.
+        updates_per_call: Number of updates of each call; None to let ipufit choose.
         checkpoint: Checkpoint of the run to resume; None for a new run.
     """
 
@@ -87,7 +87,7 @@ class FitArguments:
     validation_freq: int | Sequence[int] = 1
     validation_updates: int | None = None
     drop_last: bool | str = True
-    updates: int | None = None
+    updates_per_call: int | None = None
     checkpoint: files.Checkpoint | None = None
 
     def __post_init__(self) -> None:
@@ -102,12 +102,12 @@ class FitArguments:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> FitArguments:
-        """Select these among all arguments of a `fit`, by name."""
+        """Create the arguments from all arguments of a `fit`, by name."""
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{n: value for n, value in arguments.items() if n in names})
 
     def after_split(self, checkpoint: files.Checkpoint | None) -> FitArguments:
-        """Return the arguments for the samples that a split has left to train on."""
+        """Return the arguments for the training part of a validation split."""
         arguments = object.__new__(FitArguments)  # all are checked already
         of_split = {"validation_split": 0.0, "checkpoint": checkpoint}
         vars(arguments).update({**vars(self), **of_split})
@@ -120,7 +120,7 @@ class FitArguments:
 
     @property
     def pads(self) -> bool:
-        """Whether the last call of an epoch is filled with rows that count nothing."""
+        """Whether the last call of an epoch is filled up with padding."""
         return self.drop_last is not True
 
 
@@ -129,14 +129,15 @@ class InferenceArguments:
     """Arguments of an evaluation or prediction, on which its calls depend.
 
     Attributes:
-        batch_size: Samples of one pass over all replicas, and of a step; None for the
+        batch_size: Samples of one pass, or step, over all replicas; None for the
             default.
         steps: Number of steps; None for all samples.
         callbacks: Callbacks of the run.
         training: Plan of the training that is validated; None outside `fit`.
-        beside: Other sets that are validated on, by the same program if possible.
-        max_rows: Number of samples that later data will have; None if unknown.
-        is_open: Whether passes may be chosen, if the config leaves them open.
+        beside: Further validation sets, which use the same program if possible.
+        max_rows: Number of samples of later data; None if unknown.
+        is_open: Whether ipufit may choose the passes of a call, if the config leaves
+            them open.
         is_single: Whether the data is a batch for one call, if the config leaves the
             micro-batch open.
     """
@@ -154,7 +155,7 @@ class InferenceArguments:
 def epochs_to_run(
     initial_epoch: int, epochs: int, validation_freq: int | Sequence[int]
 ) -> tuple[range, Callable[[int], bool]]:
-    """Return the epochs to run, 0-based, and a function that tells if one validates."""
+    """Return the epochs to run, 0-based, and whether a validation follows each."""
     check_whole("epochs", epochs)
     check_whole("initial_epoch", initial_epoch)
     to_come = range(initial_epoch, epochs)
@@ -171,10 +172,11 @@ def epochs_to_run(
 def calls_between(
     updates: int | None, per_call: int, validated: Mapping[str, Source]
 ) -> int | None:
-    """Return the number of calls between validations in an epoch; None for none.
+    """Return the calls between validations within an epoch; None without any.
 
     Raises:
-        ConfigError: There is no data for it, or a call ends in between.
+        ConfigError: There is no validation data, or validations don't fall between
+            calls.
     """
     if updates is None:
         return None
@@ -182,7 +184,7 @@ def calls_between(
     calls, rest = divmod(updates, per_call)
     if rest:
         raise ConfigError(
-            f"validation_updates={updates} is no multiple of the {per_call} updates "
+            f"validation_updates={updates} isn't a multiple of the {per_call} updates "
             "that a call makes (device_iterations), and a validation comes between "
             "calls. Choose a multiple."
         )
@@ -232,7 +234,7 @@ def check_weighting(objective: Objective, arguments: FitArguments) -> None:
 
 
 def common_samples(source: Source) -> int | None:
-    """Return the number of samples, if all processes have the same ones."""
+    """Return the number of samples, or None if processes have different samples."""
     return None if isinstance(source, StreamSource) else source.num_samples
 
 
@@ -310,7 +312,7 @@ def names_in_logs(
 
 
 def with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig:
-    """Return a config with the updates of a call that `compile` was told."""
+    """Return a config with the `steps_per_execution` of `compile`."""
     if steps_per_execution is None:
         return config
     check_whole("steps_per_execution", steps_per_execution, least=1)
@@ -335,7 +337,7 @@ def check_augmentation(
     """
     if mixing is not None and not isinstance(mixing, Mixing):
         raise ConfigError(
-            f"augment={shown(mixing)} is no ipufit.Mixing: pass Mixing(mixup=0.2, "
+            f"augment={shown(mixing)} must be an ipufit.Mixing: pass Mixing(mixup=0.2, "
             "cutmix=1.0), or one of its two numbers."
         )
     check_smoothing(label_smoothing)
@@ -375,7 +377,7 @@ class MethodStep:
         self.__qualname__ = str(getattr(method, "__qualname__", method))
 
     def __call__(self, module: torch.nn.Module, batch: Any) -> Any:
-        """Call the method with a batch, while `self.module` is the module."""
+        """Call the method with a batch, while `self.module` is `module`."""
         owner: Any = getattr(self.method, "__self__", None)
         before = getattr(owner, "module", module)
         if before is module:
@@ -387,7 +389,7 @@ class MethodStep:
             owner.module = before
 
     def __eq__(self, other: object) -> bool:
-        """Return whether it is the same method of the same model."""
+        """Return whether both are the same method of the same model."""
         return isinstance(other, MethodStep) and self.method == other.method
 
     def __hash__(self) -> int:
@@ -402,7 +404,7 @@ _OF_KERAS = {
     "compute_metrics": "training_step(self, batch), which returns metrics beside the "
     "loss, {'loss': loss, 'error': error}",
 }
-"""Methods that Keras's users override, and what stands in their place."""
+"""Methods that users override in Keras, and their replacements in ipufit."""
 
 
 def resolve_steps(
@@ -411,10 +413,10 @@ def resolve_steps(
     validation_step: StepFunction | None,
     predict_step: StepFunction | None,
 ) -> Steps | None:
-    """Return the steps of `compile`, else methods of the model; None without a step.
+    """Return the steps from `compile` or from methods of the model; None without.
 
     Raises:
-        ConfigError: A step is no function, or the class has a method of Keras's.
+        ConfigError: A step isn't a function, or the class has a method of Keras's.
     """
     checked_step("step", step)
     checked_step("validation_step", validation_step)

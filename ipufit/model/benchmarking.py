@@ -59,7 +59,7 @@ class BenchmarkResult(ShownAsText):
         latency_ms: Times of micro-batches, from the host to the device and back, by
             PopTorch's `getLatency`; None for synthetic data, which isn't transferred.
         loader_samples_per_second: Samples per second of the loader alone, without a
-            device; None if there is no loader, or nothing to repeat it with.
+            device; None if there is no loader, or if its data can't be read again.
         build_seconds: Seconds until the program was compiled and on the device.
         calls: Calls of each repeat.
         samples_per_call: Samples that a call of all processes takes.
@@ -115,7 +115,7 @@ def benchmark(
     warmup: int,
     verbose: int,
 ) -> BenchmarkResult:
-    """Measure a copy of a model; arguments as for `IPUModel.benchmark`."""
+    """Measure a copy of a model; takes the arguments of `IPUModel.benchmark`."""
     for name, value, known in (("mode", mode, _MODES), ("data", data, tuple(_DATA))):
         if not isinstance(value, str) or value not in known:
             raise UnknownNameError(f"{name} of benchmark()", shown(value), known)
@@ -144,7 +144,9 @@ def benchmark(
         if data != "real":  # as many samples as a call of the real ones takes
             source = generated_like(source, plan.samples_per_call * plan.processes)
             size, updates = plan.batch_size, plan.device_iterations
-            program = planned(source, FitArguments(batch_size=size, updates=updates))
+            program = planned(
+                source, FitArguments(batch_size=size, updates_per_call=updates)
+            )
         run = copied._runs.running(copied, RunState(), None, verbose)
         with run as (_, display), contextlib.closing(program.batches):
             if isinstance(program, Training):
@@ -188,7 +190,7 @@ _Times = List[Tuple[float, ...]]
 def _times(
     program: Training | Inference, data: str, calls: int, repeats: int, warmup: int
 ) -> tuple[_Times | None, _Times]:
-    """Time the loading of calls, if there is a loader, and calls of the program."""
+    """Time the loading alone, if there is a loader, and calls of the program."""
     batches, loading = program.batches, None
     stream, count = _endless(batches), warmup + calls * repeats
     if data == "synthetic":
@@ -201,7 +203,7 @@ def _times(
 
 
 def _endless(batches: TrainingBatches | InferenceBatches) -> Iterator[Call]:
-    """Yield the calls of one pass after the other, until a pass has none."""
+    """Yield the calls of pass after pass, until a pass has no calls."""
     is_empty = False
     while not is_empty:
         is_empty = True
@@ -219,9 +221,9 @@ def _timed(
     """Time calls of a program, or by default their loading alone.
 
     Returns:
-        For each call its samples, the seconds from asking for its batch, the
-        milliseconds from having it, and the least, greatest and mean latency in
-        milliseconds.
+        For each call: its samples; the seconds from the request of its batch to its
+        end; the milliseconds from the arrival of its batch to its end; and the least,
+        greatest and mean latency in milliseconds.
     """
     times, latency = [], (0.0, 0.0, 0.0)
     for index in range(count):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled programs, as `build` reports them."""
+"""Compile the programs of a model ahead of its runs, and report them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class BuiltProgram(ShownAsText):
         cache: "hit" if PopTorch has found the executable in its cache, "miss" if it has
             compiled one and stored it, "none" otherwise: there is no cache, or PopTorch
             doesn't use it (an IPU model, the emulator), or the model had the program.
-        remark: The updates or passes of its calls, and why not more, if the config
-            leaves them open.
+        remark: The updates or passes of a call, and why not more, if the config leaves
+            them open.
     """
 
     name: str

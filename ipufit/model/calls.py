@@ -75,8 +75,8 @@ class CallPlanner:
         processes: Processes of the run.
 
     Attributes:
-        given_config: The user's config. In `config`, `compile` may have set the updates
-            of a call, and data the stages of a pipeline.
+        given_config: The user's config. `config` also has the updates of a call that
+            `compile` set, and the stages that were chosen from data.
         settings: The settings of `compile`; None before it was called.
         num_passes: Passes over training data so far, so that no fit repeats an order.
         trained_rows: Samples of a micro-batch of the last fit.
@@ -99,18 +99,18 @@ class CallPlanner:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget what was found out for the settings of the last `compile`."""
+        """Reset the choices that depend on the settings of the last `compile`."""
         self._output_sizes: list[tuple[Any, host_calls.OutputSize | None]] = []
         self._compared_modes: list[SampleStructure] = []  # outputs of both modes fit
         self._options: dict[tuple[str, BatchPlan, str], poptorch.Options] = {}
 
     def compile(self, config: IPUConfig, settings: CompileSettings) -> None:
-        """Plan with new settings from now on."""
+        """Use new settings for all later plans."""
         self.config, self.settings = config, settings
         self._forget()
 
     def compile_offline(self, cache_dir: str) -> None:
-        """Plan programs for IPUs that may be elsewhere from now on.
+        """Make all later plans for IPUs of another host.
 
         Args:
             cache_dir: Directory for the executables, if the config has none.
@@ -127,17 +127,17 @@ class CallPlanner:
 
     @property
     def predicted(self) -> Computation:
-        """The computation of a program for `predict`, also before `compile`."""
+        """The computation of a program for `predict`, known before `compile`, too."""
         settings = self.settings
         return Computation(False) if settings is None else settings.objective.predicted
 
     def count_passes(self, batches: TrainingBatches) -> None:
-        """Let the next fit draw other orders than these."""
+        """Count the passes of batches, so that the next fit draws other orders."""
         number, done = batches.position
         self.num_passes = max(self.num_passes, number + (done > 0))
 
     def require_compiled(self) -> CompileSettings:
-        """Return the settings of `compile`, which must have been called."""
+        """Return the settings of `compile`; raise an error if it wasn't called."""
         if self.settings is None:
             raise NotCompiledError(
                 "You must call compile() before using the model: "
@@ -167,7 +167,7 @@ class CallPlanner:
         self._options.clear()
 
     def resolved(self, config: IPUConfig, x: Any = None) -> IPUConfig:
-        """Return a config with the stages it leaves open, for `config.resolved`."""
+        """Return a config with its open stages filled in, for `config.resolved`."""
         given = self.given_config
         is_chosen = given.has_open_stages and not self.config.has_open_stages
         if x is None and is_chosen and given.ipus == config.ipus:
@@ -280,10 +280,10 @@ class CallPlanner:
         if batch_size is None and config.micro_batch_size is None:
             batch_size = source.batch_size
         plan = config.training_plan(batch_size, own_stages(self.module, config))
-        is_set = config.device_iterations or config.training_options
-        if arguments.updates is not None:
-            return replace(plan, device_iterations=arguments.updates), None
-        if is_set is not None:
+        user_setting = config.device_iterations or config.training_options
+        if arguments.updates_per_call is not None:
+            return replace(plan, device_iterations=arguments.updates_per_call), None
+        if user_setting is not None:
             return plan, None
         choice = self._updates_per_call(source, plan, arguments)
         return replace(plan, device_iterations=choice.value), choice
@@ -322,7 +322,8 @@ class CallPlanner:
         """Choose the updates of a call.
 
         `fit` gives the same results as with one update per call. The choice is the same
-        in all processes, and depends only on the arguments.
+        in all processes. It depends on the arguments, the config, the callbacks, the
+        settings of `compile`, the data and the size of the module.
         """
         if arguments.checkpoint is not None:
             begun = int(arguments.checkpoint.state["plan"]["device_iterations"])
@@ -404,7 +405,7 @@ class CallPlanner:
     def epoch_plan(
         self, arguments: FitArguments, *, is_spare: bool = False
     ) -> tuple[Source, EpochPlan]:
-        """Read the data of a `fit`, and divide them into calls.
+        """Plan the calls of an epoch of a `fit` from its data.
 
         Args:
             arguments: Arguments of the `fit`.
@@ -475,7 +476,7 @@ class CallPlanner:
         return choices.nearest_batch_sizes(count, one, derive)
 
     def warn_of_tail(self, training: Training) -> None:
-        """Warn of samples that are left out, and of updates without any; for `fit`."""
+        """Warn of samples that `fit` leaves out, and of updates without samples."""
         batches, plan = training.batches, training.plan
         if not self.processes.is_first:
             return
@@ -502,7 +503,7 @@ class CallPlanner:
             )
 
     def _check_processes(self, plan: BatchPlan) -> None:
-        """Refuse processes that differ from those when the model was made.
+        """Refuse to run with other processes than those at the model's creation.
 
         Raises:
             ConfigError: A process group was made, or a launcher's variables were set,
@@ -524,13 +525,13 @@ class CallPlanner:
         arguments: InferenceArguments,
         metrics: MetricState | None = None,
     ) -> Inference:
-        """Plan the calls of a run, and choose their passes if they are left open.
+        """Plan the calls of an inference run; choose their passes if left open.
 
         Args:
             source: The data.
             computation: The computation of the program.
             kind: "test" or "predict", as in the names of the hooks.
-            arguments: Sizes that the user gave, and the rest of the run.
+            arguments: Batch size, steps, callbacks and other arguments of the run.
             metrics: Loss and metrics of an evaluation.
 
         Raises:
@@ -555,8 +556,8 @@ class CallPlanner:
         self.settle(source)
         config, choice = _config_of_items(self.config, source), None
         plan = plan_of_pass(self.module, config, batch_size)
-        is_set = config.inference_iterations or config.inference_options
-        if arguments.is_open and not arguments.is_single and is_set is None:
+        user_setting = config.inference_iterations or config.inference_options
+        if arguments.is_open and not arguments.is_single and user_setting is None:
             least = plan_of_pass(self.module, config, batch_size, 1)
             # Of other output modes the number of passes says which rows come back.
             all_rows = poptorch.OutputMode.All.value
@@ -748,7 +749,7 @@ class CallPlanner:
 
     @contextlib.contextmanager
     def naming_rows_of_fit(self, inference: Inference) -> Iterator[None]:
-        """Say in errors of shapes that `fit` had micro-batches of another size."""
+        """Add to errors of shapes that `fit` had micro-batches of another size."""
         trained, rows = self.trained_rows, inference.plan.micro_batch_size
         try:
             yield
@@ -771,7 +772,7 @@ def _config_of_items(config: IPUConfig, source: Source) -> IPUConfig:
     """Return the config for data whose items may be whole micro-batches.
 
     Raises:
-        ConfigError: It asks for several of these in a micro-batch.
+        ConfigError: The config asks for several such items in a micro-batch.
     """
     if source.structure.rows is None or config.micro_batch_size == 1:
         return config
@@ -813,7 +814,7 @@ def rows_to_evaluate(
     steps: int | None,
     training: BatchPlan | None = None,
 ) -> tuple[int, int | None]:
-    """Samples of one pass over all replicas, and of all `steps`.
+    """Return the samples of one pass over all replicas, and of all `steps`.
 
     Args:
         config: The layout.
@@ -824,7 +825,7 @@ def rows_to_evaluate(
             the config has none; None outside `fit`, for Keras's 32.
 
     Raises:
-        ConfigError: `steps` is no positive whole number.
+        ConfigError: `steps` isn't a positive whole number.
 
     Example:
         >>> source = as_source(torch.zeros(100, 2))
@@ -865,7 +866,7 @@ def _samples_to_infer(source: Source, max_rows: int | None) -> int | None:
 
 
 def warn_of_coverage(options: poptorch.Options, plan: BatchPlan, method: str) -> str:
-    """Warn if metrics cover only a part of the samples; called by a public method.
+    """Warn if metrics cover only a part of the samples.
 
     Returns:
         The samples, in words; "" for all.

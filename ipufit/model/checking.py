@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`check`: all at once that PopTorch would refuse, or compute otherwise."""
+"""`check`: find all that PopTorch would refuse, or compute differently than torch."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ NOTE = "good to know"
 SEVERITIES = (REFUSED, NUMBERS, SLOW, NOTE)
 """The severities of findings, the gravest first.
 
-What is refused doesn't run at all. Other numbers than plain torch's come out of what is
-computed otherwise, or once where torch computes it for every batch.
+A refused program doesn't run at all. A program has other numbers than plain torch if a
+device computes an operator differently, or computes once what torch computes for every
+batch.
 """
 
 _STYLES = {REFUSED: "bold red", NUMBERS: "yellow", SLOW: "cyan", NOTE: "dim"}
@@ -73,7 +74,7 @@ class Finding(ShownAsText):
         topic: The subject in a word, such as "operator", "value" or "batch norm".
         what: One sentence or more: the operator, value or setting, and what happens.
         advice: A way out; "" if nothing need be done.
-        module: Path of the submodule; "" for the whole, or none.
+        module: Path of the submodule; "" for the whole module, or if none is known.
         location: File and line, as in "train.py:12"; "" if no line caused it.
         path: Path of the file of `location`; "" if no line is known.
 
@@ -128,7 +129,7 @@ class CheckReport(ShownAsText):
         return tuple(f for f in self.findings if f.severity == severity)
 
     def __str__(self) -> str:
-        """Return a line for each finding, and a last one that counts them."""
+        """Return a line for each finding, and a last line with their numbers."""
         return "\n".join([*map(str, self.findings), self._verdict()])
 
     def as_json(self) -> str:
@@ -193,7 +194,7 @@ _TOPICS: dict[type, tuple[str, str]] = {
     CoverageWarning: (NOTE, "metrics"),
     BakedInWarning: (NUMBERS, "baked in"),
 }
-"""Severity and topic of the warnings that `fit` gives; others are about buffers."""
+"""Severity and topic of the warnings of `fit`; all others are about buffers."""
 
 
 def _finding(
@@ -204,7 +205,7 @@ def _finding(
     *,
     by_colon: bool = False,
 ) -> Finding:
-    """Make a finding of a message.
+    """Make a finding from a message.
 
     Args:
         severity: As in `Finding`.
@@ -236,19 +237,19 @@ def _finding(
     return Finding(severity, topic, what, advice, module, location, place.file)
 
 
-def _of_warning(warning: Warning | str) -> Finding:
+def _warning_finding(warning: Warning | str) -> Finding:
     severity, topic = _TOPICS.get(type(warning), (NUMBERS, "buffer"))
     return _finding(severity, topic, str(warning), by_colon=True)
 
 
-def _of_error(error: Exception, topic: str, place: Any = None) -> Finding:
+def _error_finding(error: Exception, topic: str, place: Any = None) -> Finding:
     text = str(error)
     if not isinstance(error, IpufitError):
         text = f"{type(error).__name__}: {text}"
     return _finding(REFUSED, topic, text, place)
 
 
-def _of_program(training: Training) -> Iterator[Finding]:
+def _program_findings(training: Training) -> Iterator[Finding]:
     """Trace the program, and yield findings about it and its calls."""
     choice, plan, structure = training.choice, training.plan, training.batches.structure
     if choice is not None and choice.value == 1 and "hears each" in choice.reason:
@@ -260,11 +261,11 @@ def _of_program(training: Training) -> Iterator[Finding]:
         )
     with torch.no_grad():
         seen = survey_training(training.spec)
-    yield from (_of_error(error, "module") for error in seen.refusals)
-    yield from _of_survey(seen.survey)
+    yield from (_error_finding(error, "module") for error in seen.refusals)
+    yield from _survey_findings(seen.survey)
     for warning in seen.warnings:
         if not isinstance(warning, OtherNumbersWarning):  # a finding of the survey
-            yield _of_warning(warning)
+            yield _warning_finding(warning)
     norms = seen.survey.norms
     if norms and plan.micro_batch_size != plan.batch_size:
         names = [norm.module.partition(".")[2] or "the module" for norm in norms]
@@ -278,7 +279,7 @@ def _of_program(training: Training) -> Iterator[Finding]:
             "which mixes no samples.",
             norms[0],
         )
-    yield from _of_dtypes(training.executors.module, structure, seen.tensors)
+    yield from _dtype_findings(training.executors.module, structure, seen.tensors)
     size = seen.survey.returned_bytes * plan.micro_batches_per_call
     if size > _LARGE_RESULTS:
         yield _finding(
@@ -294,7 +295,7 @@ def _first_of(names: Sequence[str], count: int) -> str:
     return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
-def _of_survey(survey: Any) -> Iterator[Finding]:
+def _survey_findings(survey: Any) -> Iterator[Finding]:
     """Yield the findings of the emulator's survey."""
     times = Counter(remark.message for remark in survey.remarks)
     for remark in survey.remarks:
@@ -319,7 +320,7 @@ def _of_survey(survey: Any) -> Iterator[Finding]:
         cause is None or isinstance(cause, IpufitError)
     )
     if error is not None and (is_own or not is_refused):
-        yield _of_error(error, "program", survey.place)
+        yield _error_finding(error, "program", survey.place)
         is_refused = True
     elif error is not None:
         what = (
@@ -331,12 +332,12 @@ def _of_survey(survey: Any) -> Iterator[Finding]:
         yield _finding(
             NOTE,
             "program",
-            "What comes after the place where the program ended wasn't looked at. "
-            "Check again when that is mended.",
+            "The code after the place where the program ended wasn't checked. Check "
+            "again when that place is mended.",
         )
 
 
-def _of_dtypes(
+def _dtype_findings(
     module: torch.nn.Module, structure: SampleStructure, tensors: Sequence[Tensor]
 ) -> Iterator[Finding]:
     """Yield findings for tensors of 64 bits, which an IPU doesn't have.
@@ -367,8 +368,8 @@ def check_fit(
 ) -> CheckReport:
     """Check a `fit`.
 
-    The plan of the `fit` is made, so that all is refused that it refuses, with its
-    warnings. If there is no plan, the program is checked on the first sample.
+    The `fit` is planned, which gives its refusals and warnings. If the plan fails, the
+    program is checked on the first sample.
 
     Args:
         planner: Plans the calls of the model.
@@ -390,7 +391,7 @@ def check_fit(
             plan = plan_fit(planner, in_order, resume=False)
         except IpufitError as error:
             topic = "data" if isinstance(error, DataError) else "config"
-            findings.append(_of_error(error, topic))
+            findings.append(_error_finding(error, topic))
             with contextlib.suppress(IpufitError):  # of which the first is known
                 source = example_of(
                     *arguments.data, is_spare=is_spare, **planner.loading
@@ -402,10 +403,10 @@ def check_fit(
                 warnings.simplefilter("always")
                 planner.warn_of_tail(training)
                 warn_of_coverage_of_fit(training, plan.validations.sets)
-            findings += [_of_warning(warning.message) for warning in caught]
+            findings += [_warning_finding(warning.message) for warning in caught]
         if training is not None:
             title += f", {training.plan.samples_per_call} samples per call"
-            findings += _of_program(training)
+            findings += _program_findings(training)
     once = dict.fromkeys(findings)
     gravest_first = sorted(once, key=lambda f: SEVERITIES.index(f.severity))
     return CheckReport(title, tuple(gravest_first))

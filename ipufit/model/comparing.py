@@ -92,7 +92,7 @@ class Comparison(ShownAsText):
             that are NaN or infinite on one side only, then by `share`.
         layers: Differences of layers, in the order of their calls.
         notes: Sentences about parts that were left out or can't be equal, and about
-            operations that a device computes otherwise than torch.
+            operations that a device computes differently than torch.
     """
 
     differences: tuple[Difference, ...]
@@ -216,8 +216,8 @@ def compare(model: IPUModel, batch: Any, *, layers: bool = False) -> Comparison:
         The largest difference of each tensor, the worst first. It prints as a table.
 
     Raises:
-        ConfigError: `model` is none, or the batch is not made of the config's factors;
-            or the config is offline.
+        ConfigError: `model` isn't an `IPUModel`, or the batch is not made of the
+            config's factors; or the config is offline.
         DataError: Data that can't be used.
         UnsupportedError: The model can't be copied.
         Error: PopTorch refuses something (`ipufit.poptorch.Error`).
@@ -249,12 +249,12 @@ def compare(model: IPUModel, batch: Any, *, layers: bool = False) -> Comparison:
 
 
 class _Twins:
-    """A copy of a model for the device, and of its module for the host.
+    """A copy of a model on the device, and of its module on the host.
 
     Attributes:
         device: The copy, which makes one update per call; its dropout layers are off.
         host: A float32 copy of its module.
-        notes: Sentences about what was left out or can't be equal.
+        notes: Sentences about parts that were left out or can't be equal.
     """
 
     def __init__(
@@ -365,7 +365,7 @@ class _Twins:
             gradients = {}
         training = device._planner.training(
             self._source(self.leaves),
-            FitArguments(batch_size=rows, shuffle=False, updates=1),
+            FitArguments(batch_size=rows, shuffle=False, updates_per_call=1),
             watched=list(gradients),
         )
         training.prepare(make_progress(0))
@@ -388,12 +388,12 @@ class _Twins:
     def _host_loss(self, objective: Objective, micro_batch_size: int) -> float:
         """Return the mean loss of an update on the host, and compute its gradients.
 
-        One process calls the module that a program is traced of for each micro-batch.
-        The gradients are the mean over micro-batches, or their sum if the loss is a sum
-        over samples, as on the device.
+        One process calls the traced module for each micro-batch. The gradients are the
+        mean over micro-batches, or their sum if the loss is a sum over samples, as on
+        the device.
 
         Raises:
-            CountsMissingError: A function of the user's ignores targets.
+            CountsMissingError: A user's loss function ignores targets.
         """
         config = IPUConfig(num_processes=1, process_id=0)
         num_parts = len(self.leaves[0]) // micro_batch_size
@@ -430,7 +430,7 @@ def _differences(
 
 
 def _named(outputs: Any) -> dict[str, Tensor]:
-    """Return the tensors of outputs, by their path."""
+    """Return the tensors of nested outputs by their paths."""
     leaves = [leaf for leaf in leaves_of(outputs) if isinstance(leaf, Tensor)]
     return {str(i) if leaves[1:] else "": leaf for i, leaf in enumerate(leaves)}
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of a model: by `copy`, by `pickle`, and for runs that mustn't change it.
 
-A copy is made anew of the module as it is on the host, of the config and of the
-arguments of `compile`. Then it gets what training has changed beyond the weights. It
-has no programs and no device yet.
+A copy is built from the module on the host, the config and the arguments of `compile`.
+Then it gets the optimizer's state and the other parts that training has changed. It has
+no programs and no device yet.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ipufit.resume import groups_of_module
 def state_of(model: Any, own_names: Collection[str]) -> dict[str, Any]:
     """Return the state from which a copy is built, with the newest weights.
 
-    Its module, config, arguments and attributes are the model's own.
+    The state shares the model's module, config, arguments and attributes.
 
     Args:
         model: The model to copy.
-        own_names: Attributes of every `IPUModel`; others are a subclass's.
+        own_names: Attributes of every `IPUModel`; all others belong to a subclass.
     """
     model._executors.fetch_weights()
     settings, average = model._planner.settings, model.weight_average
@@ -75,7 +75,7 @@ def unshare(state: Mapping[str, Any]) -> None:
 
 
 def continue_from(model: Any, state: Mapping[str, Any]) -> None:
-    """Give a new model of a state's module and config the rest of the state."""
+    """Restore a state in a new model, which has the module and config of the state."""
     model._target_columns, model._columns, model._planner.num_passes = state["data"]
     vars(model).update(state["attributes"])
     model._counterparts = Counterparts(state["counterparts"])
@@ -94,11 +94,11 @@ def continue_from(model: Any, state: Mapping[str, Any]) -> None:
 def independent_copy(
     model: Any, purpose: str, config: IPUConfig | None = None, **arguments: Any
 ) -> Any:
-    """Return a copy for a run that mustn't change the model, which releases its IPUs.
+    """Return a copy for a run that mustn't change the model, and release the IPUs.
 
     Args:
         model: The model.
-        purpose: The run, as the beginning of an error message.
+        purpose: Subject of an error message: the run.
         config: Config of the copy; None for the model's.
         **arguments: Arguments of `compile` in place of the model's, if it was called.
 

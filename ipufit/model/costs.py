@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Costs of a module: of its stages for a plan, of its blocks for `pipeline="auto"`.
 
-They are measured by a pass on shapes alone. A copy without values is called in train
-mode. It takes little time and memory, and the module, its buffers and all random
+A pass on shapes alone measures the costs: a copy without values is called in train
+mode. The pass takes little time and memory, and the module, its buffers and all random
 states stay as they are.
 
 Floating-point operations are those of `torch.utils.flop_counter` (torch 2.1 and later),
@@ -10,7 +10,7 @@ which counts a multiplication and an addition as two, and elementwise operators 
 nothing. Torch 2.0 has no such counter. Beyond torch's, fused attention of processors
 and products with vectors are counted.
 
-Few processes need it, so the others don't import what it takes.
+Few processes need this module, so it is imported only there.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ share of each block in the whole is the same for any number."""
 _MOST_NAMES = 8
 
 Call = Callable[[torch.nn.Module, Sequence[Tensor]], Any]
-"""Calls a module with the tensors of a micro-batch, and returns what it computes."""
+"""Calls a module with the tensors of a micro-batch, and returns its results."""
 
 
 def plan_of_module(
@@ -98,14 +98,14 @@ def plan_of_module(
     epoch: EpochPlan,
     device: memory.Device,
 ) -> ModelPlan:
-    """Measure a module's stages, and add the calls and settings for its plan.
+    """Measure a module's stages, and make its plan.
 
     Args:
         module: The user's module.
         config: The layout.
         optimizer: The optimizer, whose state counts.
         steps: Steps of the model's own; None to call the module.
-        source: The data, of which one sample is looked at.
+        source: The data; only the first sample is read.
         epoch: The factors of a training call.
         device: The kind of IPU.
 
@@ -222,8 +222,8 @@ def split_of_module(
 
     Args:
         module: The user's module.
-        config: Leaves its stages open.
-        source: Source of samples, of which one is looked at.
+        config: A config whose stages are left open.
+        source: Source of samples; only the first sample is read.
         optimizer: The optimizer, whose state counts; None if there is none yet.
         steps: Steps of the model's own; None to call the module.
 
@@ -260,7 +260,7 @@ def split_of_module(
 
 
 def _in_words(split: Split, uncounted: Sequence[str]) -> str:
-    """Describe the stages in a line, for the display of compilations.
+    """Describe the stages in one line, to show with a compilation.
 
     Example:
         >>> print(_in_words(Split(("stem", "body"), (3, 7), (0, 0), (8,)), []))
@@ -286,17 +286,17 @@ def _listed(words: Sequence[str]) -> str:
 def _measured_call(
     steps: Steps | None, structure: SampleStructure, *, is_fit: bool
 ) -> Callable[[torch.nn.Module, Sequence[Tensor]], Any]:
-    """Make a function that calls a module by itself, or in a step.
+    """Return a function that calls a module, or a step with the module.
 
-    It takes a copy of the module, and the tensors of a micro-batch.
+    The function takes a copy of the module, and the tensors of a micro-batch.
 
     Args:
         steps: Steps of the model's own; None to call the module.
         structure: Nesting of the data.
-        is_fit: Whether the data are those of a `fit`. If not, data without targets may
-            be those of `predict`, too: then the step of `predict` is called if there is
-            one, or the module, and the step of `fit` only if the module has no
-            `forward`.
+        is_fit: Whether the data are those of a `fit`. Otherwise data without targets
+            may be those of `predict`: then the step of `predict` is called, or the
+            module if there is no such step. The step of `fit` is called only if the
+            module has no `forward`.
 
     Example:
         >>> from ipufit.data.sources import as_source
@@ -436,7 +436,7 @@ def stage_costs(
     states: Mapping[int, WeightState],
     call: Call,
 ) -> ModelCost:
-    """Return the costs of each stage of a module in training: one at least.
+    """Return the costs of each stage of a module in training, at least one stage.
 
     Args:
         module: The user's module.
@@ -446,7 +446,8 @@ def stage_costs(
         call: Calls the copy with such tensors.
 
     Raises:
-        ConfigError: The module can't be copied, or only own options know a stage.
+        ConfigError: The module can't be copied, or a stage is known only to the user's
+            own options.
         DataError: The module can't be called with such tensors.
         UnsupportedError: `forward` computes with values, or makes dynamic shapes.
     """
@@ -540,7 +541,7 @@ def weight_cost(
 
 
 def device_bytes(dtype: torch.dtype) -> int:
-    """Return the bytes of a number on a device, which has none of 64 bits.
+    """Return the bytes of a number on a device; 64-bit types are narrowed.
 
     Example:
         >>> device_bytes(torch.int64), device_bytes(torch.float16)
@@ -555,14 +556,14 @@ def device_bytes(dtype: torch.dtype) -> int:
 
 @dataclass
 class _Part:
-    """Operators of a part of a pass, and the storages of their tensors by keys.
+    """A part of a pass: its operators, and the keys of their tensors' storages.
 
     Attributes:
-        ipu: IPU of its stage.
-        names: Names of the submodules whose calls begin it.
+        ipu: IPU of the part's stage.
+        names: Names of the submodules whose calls begin the part.
         used: Storages that operators read, or that are returned.
         made: Storages that operators make.
-        saved: Storages that are saved for the backward pass, without weights.
+        saved: Storages that are saved for the backward pass, except weights.
         kept: Storages of outputs of submodules that `recompute` names.
     """
 
@@ -594,7 +595,7 @@ class _Pass(TorchDispatchMode):
 
     Attributes:
         module: A copy without values.
-        inputs: Tensors of a micro-batch for it.
+        inputs: Tensors of a micro-batch for the module.
         weights: Costs of its parameters by their keys.
     """
 
@@ -762,7 +763,7 @@ _ELEMENTWISE = re.compile(r"_thnn_fused_|_conj|convert")
 
 
 _ASKS_FOR_VALUES = ".numpy() is not supp", "unsupported format string passed to Fake"
-"""How errors of torch begin that have no class of their own."""
+"""Beginnings of the messages of torch's errors that have no class of their own."""
 
 
 @contextlib.contextmanager
@@ -835,8 +836,9 @@ def like(tensor: Tensor) -> Tensor:
 def copy_of_shapes(module: torch.nn.Module) -> torch.nn.Module:
     """Copy a module inside `shapes_only`, with weights of its shapes and types.
 
-    Other tensors in it, such as plain attributes or elements of lists, are copied so
-    too. Weights that PopTorch trains aren't fetched from their device.
+    Other tensors in the module, such as plain attributes or elements of lists, are
+    copied in the same way. Weights that PopTorch trains aren't fetched from their
+    device.
 
     Raises:
         ConfigError: The module can't be copied.
@@ -858,10 +860,10 @@ def copy_of_shapes(module: torch.nn.Module) -> torch.nn.Module:
 
 
 class KnownShapes(TorchFunctionMode):
-    """Replaces functions by others whose output shapes don't depend on values.
+    """Replaces functions by variants whose output shapes don't depend on values.
 
-    PopTorch compiles them. On tensors without values, torch 2.0 computes none of them,
-    and later versions not all.
+    PopTorch compiles these functions. On tensors without values, torch 2.0 computes
+    none of them, and later versions only some.
     """
 
     def __torch_function__(

@@ -61,7 +61,7 @@ def export(
     *,
     with_module: bool,
 ) -> dict[str, Any]:
-    """Write the inference program of a model; arguments as for `IPUModel.export`."""
+    """Write a model's inference program; takes the arguments of `IPUModel.export`."""
     check_flags(with_module=with_module)
     suffix = as_path(path).suffix.lower()
     if suffix in _ELSEWHERE:
@@ -101,7 +101,7 @@ def export(
 def _compiled(
     module: torch.nn.Module, config: IPUConfig, source: Source, plan: BatchPlan
 ) -> tuple[poptorch.PoplarExecutor, dict[str, Any]]:
-    """Compile a copy of a module by itself for one process, and describe its calls."""
+    """Compile a copy of a module for one process, and describe its calls."""
     module = deep_copied(module).eval()
     options = config.build_inference_options(plan).clone()
     display = make_progress(1)
@@ -148,11 +148,11 @@ def _saved(
 ) -> dict[str, Any]:
     """Write a program to a file, and the description beside it.
 
-    A process that is killed in between leaves the old two, the new two, or a file
-    without a description.
+    A process that is killed meanwhile leaves the old pair of files, the new pair, or a
+    program without a description.
 
     Returns:
-        Size and SHA-256 of the file, which the description has, too.
+        Size and SHA-256 of the program's file; the description has both, too.
     """
     if target.is_dir():
         target /= _NAME_IN_FOLDER
@@ -195,8 +195,8 @@ def _begin_blocks(
     which the stages follow.
 
     Raises:
-        UnsupportedError: The stages have names that are no submodules, or one begins
-            after the layers.
+        UnsupportedError: A stage has a name that isn't a submodule, or begins after the
+            layers.
     """
     if not config.stages:
         return
@@ -239,7 +239,7 @@ def _described(values: Mapping[str, Any], times: int) -> list[dict[str, Any]]:
 
     Args:
         values: Tensors by name, nested ones too.
-        times: How often their rows come in a call.
+        times: Factor of the rows: how many such tensors a call has.
     """
     described = []
     for name, value in values.items():

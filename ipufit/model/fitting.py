@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a `fit`: all that is decided, and refused, before a program compiles."""
+"""Plan a `fit`, and refuse unusable arguments before a program compiles."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class FitPlan:
 
     Attributes:
         training: The training, and the calls of its epochs.
-        validated: The sets to validate on, by name; `""` names the only one.
-        validations: Their evaluations, and when they come.
+        validated: The validation sets by name; the only set has the name `""`.
+        validations: The evaluations of the sets, and the times of the evaluations.
         epochs: Indices of the epochs to come.
         updates_per_epoch: Number of updates of an epoch; None if unknown.
-        updates: Number of updates of all epochs to come; None if unknown.
+        total_updates: Number of updates of all epochs to come; None if unknown.
         settings: Settings that a resumed run must have too, in words.
         checkpoint: The checkpoint of the run to resume; None for a new run.
     """
@@ -51,7 +51,7 @@ class FitPlan:
     validations: Validations
     epochs: range
     updates_per_epoch: int | None
-    updates: int | None
+    total_updates: int | None
     settings: Mapping[str, str]
     checkpoint: files.Checkpoint | None
 
@@ -61,7 +61,7 @@ def plan_fit(
     arguments: FitArguments,
     resume: PathLike | Literal[False] | None,
 ) -> FitPlan:
-    """Plan a `fit`, and refuse what can't work.
+    """Plan a `fit`, and refuse arguments that can't work.
 
     Args:
         planner: Plans the calls of the model.
@@ -73,7 +73,7 @@ def plan_fit(
         ConfigError: Settings that don't fit the model, the data or each other.
         DataError: Data that can't be used.
         CheckpointError: The checkpoint to resume can't be read.
-        UnsupportedError: Something that the loss can't take.
+        UnsupportedError: The loss can't take an argument, such as class weights.
     """
     compiled, processes = planner.require_compiled(), planner.processes
     epochs, is_validated = epochs_to_run(

@@ -146,10 +146,10 @@ class IPUModel:
             copy.
 
     Raises:
-        ConfigError: `module` is no torch module, or `config` no `IPUConfig`; or the
-            module can't be copied.
-        UnknownNameError: `pipeline` names something else among submodules, or a
-            pattern of `float32_modules` matches none.
+        ConfigError: `module` isn't a torch module, or `config` isn't an `IPUConfig`; or
+            the module can't be copied.
+        UnknownNameError: `pipeline` has submodules and an unknown name, or a pattern of
+            `float32_modules` matches no submodule.
 
     Example:
         >>> import torch
@@ -504,7 +504,7 @@ class IPUModel:
                 with naming(checkpoint):
                     snapshot.check(checkpoint)  # before the training program is dropped
                 resuming.enter_context(snapshot.trained.kept_on_error())
-            optimization.begin_fit(plan.updates, updates, len(to_come))
+            optimization.begin_fit(plan.total_updates, updates, len(to_come))
             if checkpoint is not None:
                 with naming(checkpoint):
                     snapshot.trained.put_back(checkpoint)
@@ -734,7 +734,10 @@ class IPUModel:
                 "updates of a call (device_iterations): pass a multiple of it."
             )
         arguments = FitArguments(
-            batch_size=size, shuffle=False, class_weight=class_weight, updates=updates
+            batch_size=size,
+            shuffle=False,
+            class_weight=class_weight,
+            updates_per_call=updates,
         )
         # Passes are numbered by updates, so that no batch draws alike.
         training = self._planner.training(source, arguments, optimization.num_updates)
@@ -1273,7 +1276,7 @@ class IPUModel:
                 tensors[name] = torch.as_tensor(value)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise DataError(
-                    f"What is given for {name} is no array of numbers: {error}."
+                    f"The value for {name} must be an array of numbers: {error}."
                 ) from error
             if tensors[name].shape != tensor.shape:
                 raise DataError(
@@ -1590,13 +1593,13 @@ class IPUModel:
         return f"<{type(self).__name__}: {module} on {self.config}, {compiled}>"
 
     def __getattr__(self, name: str) -> Any:
-        """Refuse attributes, and say where those of a module are."""
+        """Raise an error for an unknown attribute, and name that of the module."""
         what = f"{type(self).__name__!r} object"
         of_module = f"model.module.{name}" if hasattr(torch.nn.Module, name) else ""
         raise unknown_attribute(what, "model", name, dir(type(self)), of_module)
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        """Refuse to be called as a module."""
+        """Raise an error with the methods to call instead."""
         raise UnsupportedError(
             "An IPUModel isn't called: model.predict(x) gives outputs for all samples, "
             "model.predict_on_batch(x) for a batch, and model.module(x) calls the "
@@ -1681,7 +1684,7 @@ class IPUModel:
     def _predicted(
         self, plan: Inference, callbacks: CallbackLike = None, verbose: Verbose = 0
     ) -> Iterator[Any]:
-        """Run a prediction, and yield the outputs of this process call by call."""
+        """Run a prediction, and yield the outputs of this process for each call."""
         batches = plan.batches
         run = RunState(params={"verbose": verbose, **_params(batches)})
         with self._runs.running(self, run, callbacks, verbose) as (hooks, display):
@@ -1716,7 +1719,7 @@ class IPUModel:
 
 
 def _as_asked(metrics: MetricState, return_dict: bool) -> Logs | float | list[float]:
-    """Return metrics by name; or as Keras's list, or the loss if there is only that."""
+    """Return metrics by name; or as Keras's list; or the loss if it is the only one."""
     named = metrics.logs() if return_dict else metrics.in_order()
     values = list(named.values())
     return named if return_dict else values if len(values) > 1 else values[0]
@@ -1735,7 +1738,7 @@ def _plain(outputs: Any) -> Any:
 
 
 def _in_order(of_processes: Sequence[Any], batches: InferenceBatches) -> Any:
-    """Join the outputs of all processes for a call: they divide each pass."""
+    """Join the outputs of all processes for a call, in the order of the samples."""
     rows = batches.plan_of_samples.samples_per_update
     of_passes = itertools.zip_longest(*(in_passes(part, rows) for part in of_processes))
     parts = itertools.chain.from_iterable(of_passes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runs of a model that are under way: begun, nested, paused and ended."""
+"""Begin, nest, pause and end the runs of a model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Runs:
 
     @property
     def innermost(self) -> RunState:
-        """The run under way that was begun last, such as one in a callback of `fit`."""
+        """The newest run under way, such as an evaluation in a callback of `fit`."""
         return self._hooks[-1].run if self._hooks else self._no_run
 
     @property
@@ -49,7 +49,7 @@ class Runs:
         return bool(self._hooks) and not self.innermost.is_paused
 
     def refuse_other_thread(self) -> None:
-        """Refuse a run beside that of another thread, before it draws or changes."""
+        """Refuse a run while another thread runs the model."""
         thread = self._hooks[-1].run.thread if self._hooks else None
         if thread not in (None, threading.get_ident()):
             raise ConfigError(
@@ -69,12 +69,13 @@ class Runs:
     ) -> Iterator[tuple[CallbackList, ProgressDisplay]]:
         """Begin a run with hooks in Keras's order, and download the weights at its end.
 
-        After an error the IPUs are released too: the user may never do so.
+        After an error the IPUs are released, too, because the user may never do so.
 
         Args:
             model: The model, for callbacks.
             run: State of the run.
-            callbacks: The user's; a display among them replaces ipufit's, as in Keras.
+            callbacks: The user's callbacks; a display among them replaces ipufit's, as
+                in Keras.
             verbose: As for `fit`.
             history: History of a `fit`, whose hooks are called after the user's.
 
@@ -85,8 +86,7 @@ class Runs:
             ConfigError: The config is offline, or another thread runs the model.
 
         Warns:
-            CopiedModuleWarning: The user's module has changed, and isn't the one that
-                runs.
+            CopiedModuleWarning: The user's module has changed, but a copy of it runs.
         """
         model._require_ipus()
         model._counterparts.warn_of_changes()
@@ -145,7 +145,7 @@ class Runs:
     def fitting(
         self, model: Any, run: RunState, optimization: Optimization
     ) -> Iterator[None]:
-        """Make a run the present `fit`; one that is under way goes on after it."""
+        """Make a run the present `fit`; an outer `fit` continues after it."""
         outer, snapshot, history = self.fit, self.snapshot, model.history
         self.fit = run
         if snapshot is None:

@@ -50,8 +50,8 @@ class Summary:
 
     Attributes:
         title: Class of the module.
-        layers: Layers in the order of their calls if inputs were given, else in that of
-            their creation.
+        layers: Layers in the order of their calls if inputs were given, else in the
+            order of their creation.
         total_parameters: Number of elements, where shared parameters count once.
         trainable_parameters: Number of these elements that are trained.
         num_ipus: IPUs of a replica times replicas; None if unknown: without inputs, and
@@ -103,7 +103,7 @@ class Summary:
 
 
 def summarize_inputs(planner: CallPlanner, x: Any) -> Summary:
-    """Summarize a model, with a sample of `x` or else of its last run."""
+    """Summarize a model with a sample of `x`, or of the model's last run."""
     source = planner.last_source if x is None else as_source(x)
     example = None
     if source is None:
@@ -122,7 +122,7 @@ def summarize(
     Args:
         module: The user's module. It is run on the host, in eval mode and without
             gradients, with copies of its buffers.
-        config: Names the stages.
+        config: The config that names the stages.
         inputs: One sample, as the module takes it; None to leave shapes open.
 
     Example:

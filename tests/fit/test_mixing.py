@@ -329,7 +329,7 @@ def refused(error, message, x, y, compiled, **config):
 @pytest.mark.parametrize(
     ("compiled", "error", "message"),
     [
-        ({"augment": 0.2}, ConfigError, "augment=0.2 is no ipufit.Mixing"),
+        ({"augment": 0.2}, ConfigError, "augment=0.2 must be an ipufit.Mixing"),
         ({"augment": BOTH, "loss": None}, UnsupportedError, "returns its own loss"),
         ({"label_smoothing": 0.1, "loss": None}, UnsupportedError, "its own loss"),
         ({"label_smoothing": 1.0}, ConfigError, "label_smoothing=1.0: use a number"),
