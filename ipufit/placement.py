@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the stages of a config begin in a module, and the module's own blocks."""
+"""Find where the stages of a config begin in a module, and the module's own blocks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Layers = Union[torch.nn.ModuleList, torch.nn.Sequential]
 
 
 Begun = Tuple[Optional[str], Optional[int]]
-"""Name and IPU of a block, as they were given to PopTorch."""
+"""Name and IPU of a block, as the user passed them to PopTorch."""
 
 Blocks = List[Begun]
 
@@ -46,13 +46,13 @@ def started_blocks(stages: Sequence[Sequence[str]] = ()) -> Iterator[Blocks]:
     entered again.
 
     Args:
-        stages: Names of each stage; empty if they aren't known.
+        stages: Names of each stage; empty if the names aren't known.
 
     Yields:
         The blocks so far, in order.
 
     Raises:
-        UnknownNameError: A block that the module starts is in none of the stages.
+        UnknownNameError: A block that the module starts isn't in any stage.
 
     Example:
         >>> with started_blocks() as blocks, poptorch.Block("head", ipu_id=1):
@@ -119,13 +119,13 @@ class Beginnings(NamedTuple):
 def find_beginnings(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
     """Find the submodules that begin the stages of a config.
 
-    A pattern is a block of its own name, which begins at each submodule that matches.
-    It takes effect at the first that is called; beginning a running block again changes
-    nothing. Names of blocks that the module begins itself aren't found.
+    A pattern is the name of a block that begins at each submodule that matches. The
+    first call of such a submodule begins the block; beginning a running block again
+    changes nothing. Blocks that the module begins itself aren't included.
 
     Raises:
-        UnknownNameError: A name is no submodule though others are, or a pattern
-            matches none; or there is no such list of layers.
+        UnknownNameError: Some names are submodules and another isn't, or a pattern
+            matches no submodule, or there is no such list of layers.
         ConfigError: A submodule is named by two stages, the numbers of layers don't
             fit the module, or its `BeginBlock`s begin blocks of no stage.
 
@@ -138,7 +138,7 @@ def find_beginnings(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
     """
     _refuse_other_blocks(module, config)
     if config.layers_per_ipu is not None:
-        return _of_layers(module, config)
+        return _beginnings_of_layers(module, config)
     names = [name for name, _ in module.named_modules() if name]
     before: dict[str, str] = {}
     stage_of: dict[str, int] = {}
@@ -199,13 +199,14 @@ def followed(
     called: Callable[[str, torch.nn.Module], Any],
     returned: Callable[[str, Any], Any],
 ) -> Iterator[Callable[[], Begun | None]]:
-    """Follow the blocks that begin while a module runs inside the context.
+    """Track which block is running while a module runs inside the context.
 
     Args:
         module: The module that runs.
         config: The config that names the stages.
         called: Called with name and submodule at each call, after its block has begun.
-        returned: Called with name and outputs after it, before the next block begins.
+        returned: Called with name and outputs after the call, before the next block
+            begins.
 
     Yields:
         A function that returns the present block; None before the first.
@@ -271,7 +272,7 @@ def own_stages(module: torch.nn.Module, config: IPUConfig) -> int:
         config: The program's config; its stages take precedence over the module's.
 
     Returns:
-        Forward stages; 1 without a pipeline of them.
+        Number of forward stages; 1 if the module's blocks don't make a pipeline.
 
     Example:
         >>> from ipufit import poptorch
@@ -290,7 +291,7 @@ def own_stages(module: torch.nn.Module, config: IPUConfig) -> int:
 def _has_hooks(module: torch.nn.Module) -> bool:
     """Return whether a submodule has a forward-pre-hook, as `BeginBlock` adds.
 
-    It is called before each call on a batch, so it avoids `named_modules`.
+    Runs before each call on a batch, so it avoids the slow `named_modules`.
     """
     waiting = [module]
     while waiting:
@@ -302,7 +303,7 @@ def _has_hooks(module: torch.nn.Module) -> bool:
 
 
 def _refuse_other_blocks(module: torch.nn.Module, config: IPUConfig) -> None:
-    """Refuse a `BeginBlock` whose block is in no stage, as PopTorch would in a trace.
+    """Refuse a `BeginBlock` whose block isn't in any stage, as PopTorch's trace would.
 
     PopTorch numbers blocks without a name: "0", "1", ...
     """
@@ -320,7 +321,7 @@ def _refuse_other_blocks(module: torch.nn.Module, config: IPUConfig) -> None:
         )
 
 
-def _of_layers(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
+def _beginnings_of_layers(module: torch.nn.Module, config: IPUConfig) -> Beginnings:
     layers_per_ipu, stages = config.layers_per_ipu, config.stages
     placed = {
         name: (layers, _expanded(layers_per_ipu, name, numbers, len(layers)))
@@ -366,7 +367,7 @@ def _lists(
 def _fitting(
     lists: Mapping[str, Layers], layers_per_ipu: Any, numbers: Sequence[int]
 ) -> str:
-    """Return the list with as many layers as numbers, or the longest for a rest."""
+    """Return the list with as many layers as numbers; the longest if there is a -1."""
     count = sum(number for number in numbers if number != REST)
     lengths = {name: len(layers) for name, layers in lists.items()}
     wanted = max(lengths.values(), default=0) if REST in numbers else count
@@ -387,7 +388,7 @@ def _fitting(
     if len(outer) > 1:
         raise ConfigError(
             f"layers_per_ipu={layers_per_ipu!r} may be about {' or '.join(outer)}, "
-            f"lists of {wanted} layers: name the one, as in "
+            f"lists of {wanted} layers: name the list, as in "
             f"{{{outer[0]!r}: {layers_per_ipu!r}}}."
         )
     return outer[0]
@@ -406,7 +407,7 @@ def is_inside(name: str, other: str) -> bool:
 def _expanded(
     layers_per_ipu: Any, name: str, numbers: Sequence[int], count: int
 ) -> Sequence[int]:
-    """Replace -1 by an even division of the rest; the last IPUs get one more."""
+    """Replace -1 by an even division of the rest; the last IPUs get one layer more."""
     fixed = sum(number for number in numbers if number != REST)
     shares = [ipu for ipu, number in enumerate(numbers) if number == REST]
     if fixed > count or (fixed < count and not shares):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls, pipelines and memory of a training, computed without running it."""
+"""Compute calls, pipelines and memory of training, without running it."""

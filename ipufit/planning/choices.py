@@ -2,8 +2,8 @@
 """Choose the number of updates or micro-batches of a call.
 
 Each call has a fixed cost: on IPUs a round trip between host and device. So larger
-calls cost less. A training call is only so large that users see no difference: it ends
-wherever a callback or a check must run, and an epoch is whole calls.
+calls cost less per update. A training call ends wherever a callback or a check must
+run, and an epoch consists of whole calls. So users see no difference.
 
 The size of a call of `evaluate` or `predict` changes no number. It is limited by the
 memory of inputs and outputs on the host, by the time of a call, and by the padding of
@@ -23,10 +23,10 @@ from ipufit.batching import BatchPlan
 from ipufit.errors import ConfigError
 
 MOST_CALL_BYTES = 64 * 2**20
-"""Bytes on the host that inputs and outputs of a call may take in one process."""
+"""Maximum host bytes of inputs and outputs of a call in one process."""
 
 MOST_UPDATES = 64
-"""Updates of the largest call: the price of a call is little beside theirs."""
+"""Updates of the largest call: the cost of a call is small compared with theirs."""
 
 MOST_WORK = 2**31
 """Largest product of weights and samples of a call in one process.
@@ -36,7 +36,7 @@ in less than a second on one core. Larger updates gain next to nothing from shar
 call, and bars, Ctrl-C and SIGTERM wait for the end of it."""
 
 MOST_PASSES = 512
-"""Passes of the largest call: the price of a call is nothing beside theirs."""
+"""Passes of the largest call: the cost of a call is negligible compared with theirs."""
 
 MOST_LOADED_PASSES = 16
 """Passes of the largest call of samples that are loaded one by one."""
@@ -59,7 +59,7 @@ class Choice(NamedTuple):
 
     Attributes:
         value: The number.
-        reason: Why it isn't larger, as a part of a sentence; "" for no reason.
+        reason: Why the number isn't larger, as a part of a sentence; "" for no reason.
 
     Example:
         >>> Choice(10, "an epoch has 10 updates")
@@ -76,13 +76,13 @@ def chosen_device_iterations(
     """Choose the largest number of updates in a call that keeps all limits.
 
     Args:
-        multiples: Numbers of updates after which a call must end, by their names: the
-            chosen number divides each of them.
+        multiples: Numbers of updates after which a call must end, by their names. The
+            chosen number divides each number.
         most: Maximum numbers of updates in a call, by the reasons for them, besides
             `MOST_UPDATES`.
 
     Returns:
-        The number, 1 or more, and why it isn't larger.
+        The number, 1 or more, and why the number isn't larger.
 
     Example:
         >>> epoch = {"the 600 updates of an epoch": 600}
@@ -136,7 +136,7 @@ def chosen_inference_iterations(
             process.
 
     Returns:
-        The number, and why it isn't larger.
+        The number, and why the number isn't larger.
 
     Example:
         >>> chosen_inference_iterations([500], bytes_per_pass=2_500)

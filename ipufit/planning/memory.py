@@ -69,8 +69,8 @@ class StageCost(NamedTuple):
 
     Attributes:
         stage: Number of the stage, from 0.
-        ipu: Its IPU in a replica, from 0.
-        names: Names of the submodules or blocks at which it begins.
+        ipu: IPU of the stage in a replica, from 0.
+        names: Names of the submodules or blocks at which the stage begins.
         weights: Parameters that no earlier stage uses.
         buffer_bytes: Bytes of the buffers that no earlier stage uses.
         flops: Floating-point operations of the forward pass, in matrix products,
@@ -79,8 +79,8 @@ class StageCost(NamedTuple):
         saved_bytes: Bytes of the tensors that torch saves for the backward pass.
         kept_bytes: Bytes of the tensors from which activations are recomputed: inputs,
             and outputs of submodules that `recompute` names.
-        made_bytes: Bytes of its inputs and of all results of its operators.
-        num_kept: Number of submodules that `recompute` names in it.
+        made_bytes: Bytes of the stage's inputs and of all results of its operators.
+        num_kept: Number of the stage's submodules that `recompute` names.
         uncounted: Operators with much work that `flops` leaves out.
     """
 
@@ -99,7 +99,7 @@ class StageCost(NamedTuple):
 
     @property
     def num_parameters(self) -> int:
-        """Number of elements in its parameters.
+        """Number of elements in the stage's parameters.
 
         Example:
             >>> StageCost(0, 0, weights=(WeightCost("w", 6, 24),)).num_parameters
@@ -109,7 +109,7 @@ class StageCost(NamedTuple):
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of its parameters."""
+        """Bytes of the stage's parameters."""
         return sum(weight.num_bytes for weight in self.weights)
 
 
@@ -142,7 +142,7 @@ class Device(NamedTuple):
         float32_flops: Nominal peak in float32, FLOP per second.
         link_bytes_per_second: Nominal rate of all links to other IPUs together, both
             directions.
-        source: Where the numbers were published.
+        source: Publication of the numbers.
 
     Example:
         >>> DEVICES["mk2"].num_bytes
@@ -238,8 +238,8 @@ class Estimate(NamedTuple):
 
     Attributes:
         value: The expected number.
-        least: Its lower bound.
-        most: Its upper bound, without copies that the compiler makes.
+        least: The lower bound.
+        most: The upper bound, without copies that the compiler makes.
     """
 
     value: int
@@ -277,16 +277,16 @@ class IPUMemory:
 
     Attributes:
         ipu: Number of the IPU in a replica.
-        stages: Stages of the pipeline that are on it.
+        stages: Stages of the pipeline on this IPU.
         parameters: Bytes of parameters. Exact.
         buffers: Bytes of buffers, such as running statistics. Exact.
         optimizer_state: Bytes of the optimizer's state on the chip. Exact.
         accumulators: Bytes of accumulated gradients; 0 if an update has one micro-
             batch. Exact.
         gradients: Bytes of gradients: at least the largest one, at most all of them.
-        activations: Bytes of activations held for the backward pass. Those that torch
-            saves are expected; the lower bound are the inputs of the stage, the upper
-            bound all results of its operators.
+        activations: Bytes of activations held for the backward pass. The expected value
+            counts the tensors that torch saves. The lower bound counts only the inputs
+            of the stage, the upper bound all results of its operators.
         capacity: Bytes of the IPU's memory.
     """
 
@@ -374,7 +374,7 @@ def state_bytes(tensors: Sequence[StateCost], settings: MemorySettings) -> int:
     """Return the bytes of an optimizer's state that stay on the IPU.
 
     Args:
-        tensors: The state of a replica that has all of it.
+        tensors: The whole state, as a single replica has it.
         settings: Where the state is kept.
 
     Example:

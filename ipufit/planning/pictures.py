@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show plans: by rich in a terminal, by matplotlib in a file."""
+"""Show plans with rich in a terminal, or with matplotlib in a file."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def show(contents: Sequence[Content], console: Console | None = None) -> None:
     """Print texts, tables and pictures, separated by blank lines.
 
     Args:
-        contents: Texts, tables and pictures from top to bottom.
+        contents: Texts, tables and pictures, from top to bottom.
         console: Console of rich; standard output by default.
     """
     console = console or Console()
@@ -263,15 +263,15 @@ def save(contents: Sequence[Content], title: str, path: PathLike) -> None:
     """Draw bars and timelines into a file.
 
     Raises:
-        ConfigError: The ending is of no format, or matplotlib is missing.
+        ConfigError: The path ends with an unknown format, or matplotlib is missing.
         FileError: The file can't be written.
     """
     target = Path(path)
     ending = target.suffix.lower()
     if ending not in _FORMATS:
         raise ConfigError(
-            f"save({str(path)!r}) knows no format by this ending. Give a path that "
-            f"ends with {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}."
+            f"save({str(path)!r}) can't tell the format from this ending. Give a path "
+            f"that ends with {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}."
         )
     with file_errors("can't be written", target):
         pictures = [part for part in contents if isinstance(part, (Bars, Timeline))]

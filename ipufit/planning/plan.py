@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ModelPlan`: memory and work of training a model, known before compiling."""
+"""`ModelPlan`: compute the memory and work of training a model before compiling."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ipufit.types import PathLike
 
 _WORTH_ADVICE = 0.1
-"""Share of an IPU's memory below which a plan advises nothing that saves memory."""
+"""Share of an IPU's memory below which a plan doesn't advise how to save memory."""
 
 _STATIC_SHARES = (
     (0.5, "in the range of public configurations"),
@@ -68,7 +68,7 @@ class PlanChoice(NamedTuple):
     """A change of settings, and its effects.
 
     Attributes:
-        change: Fields of `IPUConfig` that change, as code; "" for none.
+        change: Fields of `IPUConfig` that change, as code; "" for no change.
         memory: Bytes on the fullest IPU.
         share: Expected share of the IPU's memory, without code.
         least_share: Lower bound of that share.
@@ -106,8 +106,8 @@ class ModelPlan(ShownAsText):
         unused: Names of parameters that `forward` doesn't use; they aren't counted.
         shared: Names of parameters that several stages use. Each is counted once, in
             the first of them; the other stages get copies.
-        refusal: Why `fit` would refuse these samples, such as missing targets; "" if it
-            wouldn't.
+        refusal: Why `fit` would refuse these samples, such as missing targets; "" if
+            `fit` would accept them.
     """
 
     title: str
@@ -188,7 +188,7 @@ class ModelPlan(ShownAsText):
 
     @property
     def schedule(self) -> PipelineSchedule:
-        """Cycles of the pipeline for one update; without a pipeline, of one stage."""
+        """Cycles of the pipeline for one update; a single stage without a pipeline."""
         accumulation = self.epoch.batch.gradient_accumulation
         return PipelineSchedule(self.num_stages, accumulation, trains=True)
 
@@ -279,7 +279,7 @@ def _choices(plan: ModelPlan) -> Iterator[PlanChoice]:
 def _changes(
     plan: ModelPlan,
 ) -> Iterator[tuple[str, str, int, dict[str, Any], Sequence[StageCost]]]:
-    """Yield changes: code, drawback, batch size, other settings, and the stages."""
+    """Yield changes: code, drawback, batch size, changed settings, and the stages."""
     stages, settings, batch = plan.stages, plan.settings, plan.epoch.batch
     size, now = batch.batch_size, settings.gradient_accumulation
     yield "", "", size, {}, stages
@@ -313,7 +313,7 @@ def _changes(
 
 
 def _halved(stage: StageCost) -> StageCost:
-    """Return a stage with half of the samples, and half of the activations' bytes."""
+    """Return a stage for half of the samples, with half of the activations' bytes."""
     names = ("flops", "input_bytes", "saved_bytes", "kept_bytes", "made_bytes")
     return stage._replace(**{name: getattr(stage, name) // 2 for name in names})
 
@@ -433,7 +433,7 @@ def _title(plan: ModelPlan) -> str:
 def _judgement(plan: ModelPlan) -> str:
     """Describe how full the fullest IPU is, from exact sizes and bounds.
 
-    The text never says that a model fits: only a compilation shows that.
+    The text never claims that a model fits: only a compilation shows that.
     """
     fullest = max(plan.memory, key=lambda memory: memory.exact)
     share = fullest.exact / fullest.capacity
@@ -453,7 +453,7 @@ def _judgement(plan: ModelPlan) -> str:
 
 
 def _notes(plan: ModelPlan) -> Iterator[str]:
-    """List what will be refused, and what isn't counted."""
+    """List warnings: settings that `fit` will refuse, and costs that aren't counted."""
     least, given = plan.schedule.num_slots, plan.epoch.batch.gradient_accumulation
     if given < least:
         yield (

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .pictures import Timeline
 
 _MOST_FULL_CYCLES = 8
-"""Cycles in which all slots work that a picture has; of more it has as many."""
+"""Maximum number of full cycles in a picture; further full cycles are left out."""
 
 
 class PipelineSchedule(NamedTuple):
@@ -208,9 +208,10 @@ class EpochPlan(ShownAsText):
         is_padding: Whether samples that don't fill a call are padded, and not left out.
         stages: Number of forward stages of the pipeline; 1 without one.
         nearest_batch_sizes: Batch sizes near the present one that leave out no sample,
-            in ascending order; empty if the present one doesn't, or the number of
-            samples isn't known.
-        reason: Why a call makes so many updates, if ipufit chose the number; else "".
+            in ascending order; empty if the present size leaves out no sample, or the
+            number of samples isn't known.
+        reason: Why a call makes this number of updates, if ipufit chose the number;
+            else "".
 
     Example:
         >>> print(EpochPlan(BatchPlan(8, 2, device_iterations=3), 100))
@@ -241,7 +242,7 @@ class EpochPlan(ShownAsText):
 
     @property
     def updates(self) -> int | None:
-        """Number of weight updates per epoch; None if that of samples isn't known."""
+        """Number of weight updates per epoch; None if it isn't known."""
         return None if self.calls is None else self.calls * self.batch.device_iterations
 
     @property
@@ -253,7 +254,7 @@ class EpochPlan(ShownAsText):
 
     @property
     def padded_rows(self) -> int:
-        """Number of rows that pad the last call; they don't count."""
+        """Number of rows that pad the last call."""
         if self.num_samples is None or not self.is_padding:
             return 0
         return -self.num_samples % self.samples_per_call
@@ -291,7 +292,7 @@ class EpochPlan(ShownAsText):
                 "idle, while it fills and empties."
             )
         if self.num_samples is None or self.updates is None or self.calls is None:
-            yield "The data don't say how many samples an epoch has."
+            yield "The number of samples of an epoch isn't known."
             return
         ending = ""
         if self.dropped_samples:

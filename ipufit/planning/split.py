@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Divide the blocks of a module into the stages of a pipeline, as evenly as possible.
 
-All stages of a pipeline wait for the slowest one. So a split minimises, in this order:
+All stages of a pipeline wait for the slowest one. So a split minimizes, in this order:
 the floating-point operations of the slowest stage; the memory of the fullest IPU, in
 whole MiB; the bytes that pass from stage to stage; the number of submodules that are
 cut; and the position of the cuts. Dynamic programming over all splits finds the
@@ -21,7 +21,7 @@ from ipufit.errors import ConfigError
 from .memory import imbalance
 
 MEMORY_STEP = 1 << 20
-"""Bytes: less of a difference in memory decides nothing."""
+"""Bytes: smaller differences in memory are ignored."""
 
 _MOST_TIES = 2  # that a message explains
 
@@ -35,17 +35,17 @@ class BlockCost(NamedTuple):
     Attributes:
         name: Name of the submodule whose call begins the block. The first block begins
             with the module. "" if the module has no submodule at which a stage may
-            begin; then it is one block.
+            begin; then the module is one block.
         flops: Floating-point operations of the forward pass; a multiplication and an
             addition are two. Matrix products, convolutions, attention and recurrent
-            layers are counted; activations, normalisation, pooling and the rest aren't.
-        weights: Names of the parameters that the block uses, also those that an earlier
-            block uses.
+            layers are counted; activations, normalization, pooling and the rest aren't.
+        weights: Names of the parameters that the block uses, including those that an
+            earlier block uses.
         held_bytes: Bytes that the block holds permanently: parameters, buffers,
             optimizer states and accumulators that no earlier block uses.
-        output_bytes: Bytes of all activations that this block or an earlier one
-            computes and a later one uses, with skip connections: they pass to the next
-            IPU if a stage begins after this block.
+        output_bytes: Bytes of all activations, skip connections included, that this
+            block or an earlier block computes and a later block uses. They pass to the
+            next IPU if a stage begins after this block.
         uncounted: Operators with much work that have no formula here; `flops` leaves
             them out.
 
@@ -70,7 +70,7 @@ class Split(NamedTuple):
         flops: Floating-point operations of each stage's forward pass, for a micro-
             batch.
         held_bytes: Bytes that each stage holds permanently.
-        crossing_bytes: Bytes that each stage but the last sends to the next.
+        crossing_bytes: Bytes that each stage, except the last, sends to the next stage.
 
     Example:
         >>> Split(("a", "b"), (10, 30), (0, 0), (8,)).imbalance
@@ -195,7 +195,7 @@ def refuse_idle_stages(costs: Sequence[BlockCost], stages: int) -> None:
 
 
 def _parts(costs: Sequence[BlockCost]) -> list[BlockCost]:
-    """Join consecutive blocks that stay in one stage, because they share weights."""
+    """Join consecutive blocks that must stay in one stage: they share weights."""
     last_use = {name: i for i, cost in enumerate(costs) for name in cost.weights}
     parts: list[BlockCost] = []
     end = -1  # the last block that the part goes to at least
@@ -217,7 +217,7 @@ def _parts(costs: Sequence[BlockCost]) -> list[BlockCost]:
 
 
 _Sums = Callable[[int, int], int]
-"""Sums a number of the parts from index `i` to before `j`."""
+"""Returns the sum of a number over the parts from index `i` to before `j`."""
 
 
 def _sums(numbers: Iterable[int]) -> _Sums:
@@ -231,14 +231,14 @@ def _least_maximum(
     sums: _Sums,
     may_be: Callable[[int, int], bool] = lambda i, j: True,
 ) -> int:
-    """Minimise the largest sum of a stage, by bisection.
+    """Minimize the largest sum of a stage, by bisection.
 
     Args:
         stages: Number of stages.
         count: Number of parts.
         sums: Sums of a number of the parts.
         may_be: Returns whether a stage may consist of the parts from `i` to before `j`.
-            If it may, so may every shorter stage inside it.
+            If so, every shorter stage inside it is allowed, too.
     """
 
     def needed(most: int) -> int:
@@ -265,7 +265,7 @@ def _cheapest_cuts(
 ) -> tuple[int, ...]:
     """Return the index of each stage's first part.
 
-    The cuts minimise the bytes that pass between stages, then the number of submodules
+    The cuts minimize the bytes that pass between stages, then the number of submodules
     that are cut, then the positions.
     """
     infinite = math.inf, math.inf

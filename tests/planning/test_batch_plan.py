@@ -157,7 +157,7 @@ def test_a_plan_says_why_a_call_makes_one_update(config, given, reason):
     assert (plan.batch.device_iterations, plan.reason) == (1, reason)
     if given is None:
         assert plan.calls is plan.updates is None
-        assert str(plan).endswith("The data don't say how many samples an epoch has.")
+        assert str(plan).endswith("The number of samples of an epoch isn't known.")
 
 
 class Streamed(StreamedMetric):
