@@ -17,7 +17,7 @@ from .errors import ConfigError
 _LONGEST = 80
 """Length of the longest value that a message shows whole, in characters."""
 _LARGEST = 2**63 - 1
-"""The largest whole number that can count anything in Python's library or torch."""
+"""The largest whole number that Python's library and torch take as a count."""
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 """The largest number that a device can hold."""
 
@@ -65,7 +65,7 @@ def is_number(
         value: Any value.
         is_whole: If True, only whole numbers count.
         allows_numpy: If True, numbers of NumPy count, too. PopTorch and JSON take only
-            Python's own.
+            Python's numbers.
 
     Example:
         >>> is_number(0.5), is_number(True), is_number(np.int64(3), allows_numpy=True)
@@ -100,12 +100,12 @@ def check_number(
         above: Bound that the value must exceed.
         below: Bound that the value must stay below.
         most: Largest value allowed.
-        is_whole: If True, it must be a whole number, of 64 bits.
+        is_whole: If True, the value must be a whole number of 64 bits.
         is_finite: If False, infinity and numbers beyond float32 are allowed.
         allows_numpy: As for `is_number`.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: The value isn't such a number.
 
     Example:
         >>> check_number("momentum", 2, of="Optimizer('sgd')", least=0, below=1)
@@ -158,7 +158,7 @@ def check_flags(of: str = "", **flags: Any) -> None:
     """Refuse arguments that are neither True nor False, nor 1 or 0.
 
     Raises:
-        ConfigError: One is something else.
+        ConfigError: A value is something else.
 
     Example:
         >>> check_flags("CSVLogger", append="no")

@@ -62,15 +62,15 @@ def file_errors(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def as_path(given: Any, name: str = "path") -> Path:
-    """Return a user's path; refuse what can't be the path of a file.
+    """Return a user's path; refuse values that can't be the path of a file.
 
     Args:
         given: Any value.
         name: Name of the argument, for the message.
 
     Raises:
-        ConfigError: It is neither a str nor a path object of a str, or is empty, or
-            has a character that no path has, or a name that is too long.
+        ConfigError: `given` is neither a str nor a path object of a str, or is empty,
+            or has an illegal character or too long a name.
 
     Example:
         >>> as_path("run/weights").name
@@ -136,14 +136,14 @@ def open_folder(path: str | Path, inside: int | None = None) -> Iterator[int]:
 def open_regular(
     path: str | os.PathLike[str], mode: str = "rb", inside: int | None = None
 ) -> IO[bytes]:
-    """Open a regular file, and nothing that blocks or never ends.
+    """Open a regular file; refuse pipes and devices, which may block or never end.
 
     Args:
         mode: As for `open`.
         inside: Open directory in which it has the name `path`, which isn't a link then.
 
     Raises:
-        OSError: It can't be opened, or is a pipe, a device or a directory.
+        OSError: The file can't be opened, or is a pipe, a device or a directory.
     """
     # Without O_NONBLOCK opening a pipe would wait for its other end.
     more = os.O_NONBLOCK | (0 if inside is None else os.O_NOFOLLOW)
@@ -159,7 +159,7 @@ def open_regular(
 
 
 def hidden_name(name: str, kind: str) -> str:
-    """Return a new name beside another; `hidden_names` finds it."""
+    """Return a new hidden name for a draft of a file; `hidden_names` finds it."""
     return f".{name}.{secrets.token_hex(4)}.{kind}"
 
 
@@ -167,8 +167,8 @@ def hidden_names(folder: int | Path, name: str, kinds: str) -> list[str]:
     """List the hidden names in a directory.
 
     Args:
-        name: Regular expression of the names that they are beside.
-        kinds: Regular expression of their kinds.
+        name: Regular expression of the files' names that the hidden names are for.
+        kinds: Regular expression of the hidden names' kinds.
     """
     form = re.compile(rf"\.{name}\.[0-9a-f]{{8}}\.({kinds})")
     return sorted(filter(form.fullmatch, os.listdir(folder)))
@@ -177,9 +177,10 @@ def hidden_names(folder: int | Path, name: str, kinds: str) -> list[str]:
 def delete_leftovers(
     folder: int, name: str, kinds: str, delete: Callable[[int, str], None]
 ) -> None:
-    """Delete the hidden names that killed processes left, and that nobody writes now.
+    """Delete drafts of killed processes that no process is writing.
 
-    The directory is synced before: what made them superfluous must be on the disk.
+    The directory is synced first, so that the files that replaced the drafts are on the
+    disk.
 
     Args:
         name: As for `hidden_names`.
@@ -197,7 +198,7 @@ def delete_leftovers(
 
 @contextlib.contextmanager
 def _free_to_delete(folder: int, name: str) -> Iterator[bool]:
-    """Yield whether no process has locked a name; none can do so meanwhile."""
+    """Lock a name if no process has, and yield whether that worked."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     is_free = True
     with contextlib.ExitStack() as stack:
@@ -222,8 +223,8 @@ def draft(
 ) -> Iterator[tuple[str, int]]:
     """Make a hidden file or directory in an open one, to be renamed when it is whole.
 
-    It is locked, so that no other process takes it for a leftover. Leftovers of the
-    same name are deleted before, and the draft if an error is raised.
+    The draft is locked, so that no other process deletes it as a leftover. Leftovers of
+    the same name are deleted first. If an error is raised, the draft is deleted.
 
     Args:
         mode: Permissions of a directory; None for a file.
@@ -291,7 +292,7 @@ def write_parts(descriptor: int, parts: Iterable[bytes | memoryview]) -> Written
 
 
 def sync_file(name: str, folder: int) -> Written:
-    """Sync a file in an open directory that another library has written."""
+    """Sync a file that another library has written in an open directory."""
     with open_regular(name, "rb", folder) as file:
         os.fsync(file.fileno())
         digest = hashlib.sha256()
@@ -307,7 +308,7 @@ def put(folder: int, hidden: str, name: str) -> None:
 
 
 def replace_file(target: Path, parts: Iterable[bytes | memoryview]) -> None:
-    """Replace a file: it has the old content or the new one, never half of it.
+    """Replace a file in one step: readers see the old or the new content, never a part.
 
     Raises:
         OSError: The file can't be written; the old one is whole then.
@@ -331,7 +332,7 @@ def remove(
 ) -> None:
     """Delete a file, a link, or a directory with files in it.
 
-    What another process has deleted meanwhile is no error.
+    Files that another process deletes meanwhile cause no error.
 
     Args:
         to_delete: Returns which names in the directory are deleted, in this order.

@@ -60,7 +60,7 @@ def array(value: Any, where: str) -> str | None:
 
 
 def optional(kind: Kind) -> Kind:
-    """Return the kind of values that are None or of a kind."""
+    """Return the kind of values that may also be None."""
     return lambda value, where: None if value is None else kind(value, where)
 
 
@@ -93,10 +93,10 @@ def dict_of(kind: Kind) -> Kind:
 
 
 def fields(kinds: Mapping[str, Any], *, is_closed: bool = False) -> Kind:
-    """Return the kind of dicts with these keys.
+    """Return the kind of dicts with these keys, each with a value of its kind.
 
     Args:
-        kinds: Kind of each value, by its key; a dict of kinds for a dict of values.
+        kinds: Kind of each value, by its key; or a dict of kinds for a nested dict.
         is_closed: If True, other keys are refused; else they are ignored.
 
     Example:
@@ -128,7 +128,7 @@ def fields(kinds: Mapping[str, Any], *, is_closed: bool = False) -> Kind:
 def like(example: Any) -> Kind:
     """Return the kind of values like an example: equal keys and lengths, similar types.
 
-    Whole numbers and floats are similar. They are numbers of float32, and not NaN. A
+    Whole numbers and floats are similar. Numbers must fit in float32, and not be NaN. A
     list stands for a tuple, an empty list for any list, and None for numbers too.
 
     Example:
@@ -163,13 +163,13 @@ def each_of(kinds: Sequence[Kind]) -> Kind:
 def are_numbers(values: Sequence[Any]) -> bool:
     """Return whether all values are Python's own numbers.
 
-    Lists of them, as History has, are long: what walks through states may skip them.
+    History has long lists of numbers, which code that walks through states may skip.
     """
     return {*map(type, values)} <= {int, float}
 
 
 def _no_nan(value: Any, where: str) -> str | None:
-    """Accept numbers that a device can hold: of float32, infinity too, and no NaN."""
+    """Accept float32 numbers and infinity, and refuse NaN."""
     is_float = isinstance(value, float) and not math.isinf(value)
     if is_float and not abs(value) <= LARGEST_FLOAT32:
         return _wrong(value, where, "a number of float32")

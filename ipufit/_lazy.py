@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports at first use: names of packages, and packages that only some need."""
+"""Import names of packages, and optional packages, at their first use."""
 
 from __future__ import annotations
 

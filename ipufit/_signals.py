@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that wait until what they would leave half done is whole.
+"""Delay signals until a step that must not be interrupted has ended.
 
 Python calls the handlers of signals in the main thread, between any two of its
 instructions. The handler of Ctrl-C raises a KeyboardInterrupt there, and handlers of
@@ -25,11 +25,12 @@ _MAIN_THREAD = main_thread().ident
 
 
 class Uninterrupted(contextlib.ContextDecorator):
-    """Lets signals wait for the end of a context, or of a decorated function.
+    """Delays signals to the end of a context, or of a decorated function.
 
-    At its end their handlers are called, as if the signals came then. A second signal
-    of a kind doesn't wait. Contexts may be inside others: signals wait for the end of
-    the outermost one. In other threads than the main one it does nothing.
+    At the end the handlers of the signals are called, as if the signals came then. A
+    second signal of a kind doesn't wait. Contexts may be nested: signals wait for the
+    end of the outermost context. In other threads than the main thread the context does
+    nothing.
 
     Example:
         >>> import signal
@@ -50,14 +51,14 @@ class Uninterrupted(contextlib.ContextDecorator):
         self._waiting: set[int] = set()
 
     def remember_signals(self) -> None:
-        """From now on, look for handlers of those signals only that have one now.
+        """Delay only the signals that have a handler now, until `forget_signals`.
 
-        To ask for the handlers of all signals takes as long as a small training call.
+        Asking for the handlers of all signals takes as long as a small training call.
         """
         self._numbers = [n for n in _NUMBERS if callable(getsignal(n))]
 
     def forget_signals(self) -> None:
-        """From now on, look for handlers of all signals."""
+        """Delay all signals with a handler again."""
         self._numbers = _NUMBERS
 
     def __enter__(self) -> None:
@@ -83,14 +84,14 @@ class Uninterrupted(contextlib.ContextDecorator):
                         stack.callback(_handle, self._waiting.pop())
 
     def _restore(self) -> None:
-        """Set the handlers again that there were, unless others were set meanwhile."""
+        """Restore the handlers, unless other code has set handlers meanwhile."""
         for number, handler in self._handlers.items():
             if getsignal(number) is _receive:
                 set_handler(number, handler)
         self._handlers.clear()
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Let a signal wait; call its handler if it is the second one."""
+        """Record a signal for later; call its handler at once at the second signal."""
         if self._depth and number not in self._waiting:
             self._waiting.add(number)
             return
@@ -102,7 +103,7 @@ class Uninterrupted(contextlib.ContextDecorator):
 
 
 def _handle(number: int) -> None:
-    """Call the handler of a signal, which an event loop has heard of already."""
+    """Call the handler of a signal without telling event loops again."""
     handler = getsignal(number)
     if callable(handler):
         handler(number, sys._getframe())

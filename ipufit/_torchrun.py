@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m ipufit._torchrun`: torchrun, after which a script's error comes last.
+"""`python -m ipufit._torchrun`: run torchrun, and show a script's error last.
 
-torchrun ends with some thirty lines of its own below the error of a script, whatever
-the error was.
+torchrun itself prints some thirty lines below the error of a script.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run torchrun.
 
     Args:
-        arguments: Its command line; that of this process by default.
+        arguments: Command line of torchrun; by default that of this process.
 
     Raises:
         SystemExit: With 1 if a process has failed.

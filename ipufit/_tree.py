@@ -23,7 +23,7 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 from torch import Tensor
 
 CONSTANT = "constant"
-"""Kind of a structure that is a fixed value, which is its one key."""
+"""Kind of a structure that is a constant; the constant is the only key."""
 
 
 class ConstantChangedError(TypeError):
@@ -94,7 +94,8 @@ class Structure:
         """Return the structure of a batch, in which types with a parser nest, too.
 
         Args:
-            value: The batch. What is no tensor in a type with a parser is fixed.
+            value: The batch. In a type with a parser all values but tensors are
+                constants.
             parser_of: Returns PopTorch's parser for a value; None if there is none.
         """
         parser = parser_of(value)
@@ -139,7 +140,7 @@ class Structure:
         ]
 
     def _steps(self) -> list[str]:
-        """Return the key or the attribute of each child: `[0]`, `.a`."""
+        """Return the code that accesses each child: `[0]`, `.a`."""
         if self.parser is not None:
             return self._steps_of_template()
         names = [f".{name}" for name in self.attributes]
@@ -147,7 +148,7 @@ class Structure:
         return [*(f"[{key!r}]" for key in keys), *names]
 
     def _steps_of_template(self) -> list[str]:
-        """Return the attribute of each tensor, or its number where it has none."""
+        """Return the attribute of each tensor, or its number without an attribute."""
         own = getattr(self.template, "to_dict", None)  # PyG's; others have attributes
         named = own() if callable(own) else parts_of(self.template)
         of = {id(value): f".{name}" for name, value in named.items()}
@@ -227,7 +228,7 @@ class Structure:
         return self.kind(elements)
 
     def _refilled(self, elements: Sequence[Any]) -> Any:
-        """Copy the template with other elements, without running its code."""
+        """Copy the template with other elements, without calling its constructor."""
         new = self.kind.__new__(self.kind)
         own = dict(getattr(self.template, "__dict__", {}))
         if isinstance(new, defaultdict):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`IPUConfig`: how a model is laid out on IPUs, as one frozen value.
+"""`IPUConfig`: the layout of a model on IPUs, as a frozen value.
 
-Options of PopTorch for training and for inference are made from it. `customize` changes
-them; or you can pass whole `poptorch.Options` of your own.
+ipufit makes PopTorch's options for training and for inference from the config.
+`customize` changes these options; or you can pass whole `poptorch.Options` of your own.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from .distributed import ProcessInfo, get_process_info, has_group
 from .errors import ConfigError, UnknownNameError, all_suggesting
 
 Customize = Callable[[poptorch.Options, bool], Any]
-"""Changes options, or makes others of them; it is told whether they train."""
+"""A function that changes or replaces options; its second argument says whether they
+train."""
 
 _AUTO = "auto"
 
 REST = -1
-"""Stands for an even share of the layers that the other numbers leave."""
+"""Stands for an even share of the remaining layers."""
 
 
 class Precision(NamedTuple):
@@ -56,7 +57,7 @@ class Precision(NamedTuple):
 
     @property
     def word(self) -> str:
-        """Name of the precision in checkpoints: one word for both of its names.
+        """Name of the precision in checkpoints, the same for synonyms.
 
         Example:
             >>> IPUConfig(precision="16.16").types.word
@@ -94,7 +95,7 @@ def _field(
     default: Any = None,
     **more: Any,
 ) -> Any:
-    """Declare a field of `IPUConfig`; what else depends on it is derived from this.
+    """Declare a field of `IPUConfig`: its check, and its option of PopTorch.
 
     `IPUConfig.__post_init__` also checks fields that must fit each other.
 
@@ -104,10 +105,10 @@ def _field(
         setter: Setter of `poptorch.Options` that the field is passed to, or
             "_Popart." and the name of an option of PopART. The user's own options must
             have this setting if the field isn't at its default.
-        value: Attribute of `_Program` that is passed; by default the field itself.
+        value: Attribute of `_PhaseSettings` that is passed; the field by default.
         phase: "training" or "inference", if only such programs have the option.
-        inference: Whether `IPUConfig(inference=...)` takes the field; or why it
-            doesn't. By default it takes options of both phases.
+        inference: Whether `IPUConfig(inference=...)` takes the field; or a text why it
+            doesn't. By default `inference` takes the options of both phases.
         **more: Arguments of `dataclasses.field`.
     """
     if inference is None:
@@ -178,7 +179,7 @@ def _one_of(*choices: str | None) -> Callable[[str, Any], Any]:
 def _check_inference(name: str, value: Any) -> None:
     if not isinstance(value, Mapping):
         raise ConfigError(
-            f"inference={shown(value)} is no mapping: give values by the names of "
+            f"inference={shown(value)} must be a mapping: give values by the names of "
             'fields, as in inference={"execution": "sharded"}.'
         )
     entries = {entry.name: entry.metadata["inference"] for entry in fields(IPUConfig)}
@@ -437,7 +438,7 @@ class IPUConfig:
 
     @property
     def process(self) -> ProcessInfo:
-        """This process: from own fields, own `training_options`, or the launcher."""
+        """This process, from the fields, `training_options` or the launcher."""
         # It is kept: reading all launchers' variables takes as long as a small call. A
         # process group that is made later counts.
         known = self.__dict__.get("_process")
@@ -447,7 +448,7 @@ class IPUConfig:
 
     @property
     def own_replicas(self) -> int:
-        """Number of replicas of this process, without regard to own options."""
+        """Number of replicas of this process, without regard to `training_options`."""
         process = self.process
         if self.replicas is None:
             return process.replicas or 1
@@ -462,7 +463,7 @@ class IPUConfig:
 
     @property
     def num_replicas(self) -> int:
-        """Number of replicas of this process, by `training_options` if given."""
+        """Number of replicas of this process; `training_options` take precedence."""
         options = self.training_options
         return self.own_replicas if options is None else int(options.replication_factor)
 
@@ -557,8 +558,8 @@ class IPUConfig:
                 model's last run.
 
         Returns:
-            An equal config with `pipeline=[names]`, or without stages if there is one;
-            itself if its stages aren't left open.
+            An equal config with `pipeline=[names]`, or without stages if one IPU is
+            enough; this config itself if its stages aren't left open.
 
         Raises:
             ConfigError: There is no such data, or no such split.
@@ -827,8 +828,8 @@ class IPUConfig:
             ConfigError: The user's own options ask for sums of outputs, or `customize`
                 changes what the plan is made of.
         """
-        program = _Program.of(self, plan, "training", own_stages)
-        options = _options_of(program, self.training_options)
+        settings = _PhaseSettings.of(self, plan, "training", own_stages)
+        options = _options_of(settings, self.training_options)
         training, mode = options.Training, poptorch.OutputMode
         if sums_gradients:
             training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
@@ -843,7 +844,7 @@ class IPUConfig:
         if options.defaultOutputMode():
             is_summed = bool(anchors) and not returns_outputs
             options.outputMode(mode.Sum if is_summed else mode.All)
-        options = _customized(program, options)
+        options = _customized(settings, options)
         if returns_outputs and options.output_mode == mode.Sum.value:
             raise ConfigError(
                 "training_options or customize ask for OutputMode.Sum, and a streamed "
@@ -857,19 +858,20 @@ class IPUConfig:
 
         The user's own options, or `customize`, may choose another output mode.
         """
-        program = _Program.of(self, plan, "inference")
-        options = _options_of(program, self.inference_options)
+        settings = _PhaseSettings.of(self, plan, "inference")
+        options = _options_of(settings, self.inference_options)
         if options.defaultOutputMode():
             options.outputMode(poptorch.OutputMode.All)
-        return _customized(program, options)
+        return _customized(settings, options)
 
 
 def with_stages(config: IPUConfig, names: Sequence[str]) -> IPUConfig:
-    """Return a config with the stages that were chosen, as if a user had named them.
+    """Return a config with chosen stages, as if the user had named them.
 
     Args:
         config: A config whose stages are left open.
-        names: Name of the submodule that begins each stage. A single stage needs none.
+        names: Name of the submodule that begins each stage. A single stage needs no
+            name.
 
     Example:
         >>> with_stages(IPUConfig(pipeline="auto", ipus=2), ["0", "2"])
@@ -987,7 +989,7 @@ def _check_layers(config: IPUConfig) -> None:
 
 
 def layer_lists(layers_per_ipu: Any) -> dict[str | None, Sequence[int]]:
-    """Return the numbers of layers per IPU, by the name of their list or None."""
+    """Return the numbers of layers per IPU by the name of the list, or by None."""
     return (
         dict(layers_per_ipu)
         if isinstance(layers_per_ipu, Mapping)
@@ -1052,7 +1054,7 @@ def _check_ipus(config: IPUConfig) -> None:
 
 
 def _is_ready_pipeline(config: IPUConfig) -> bool:
-    """Return whether it is PopTorch's pipelined strategy, and not its sharded one."""
+    """Return whether `pipeline` is a ready strategy of PopTorch that is pipelined."""
     is_sharded = isinstance(config.pipeline, poptorch.ShardedExecution)
     return isinstance(config.pipeline, poptorch.PipelinedExecution) and not is_sharded
 
@@ -1081,16 +1083,16 @@ def _check_memory(config: IPUConfig) -> None:
 # Options that a config stands for -----------------------------------------------------
 
 
-class _Program(NamedTuple):
-    """A program, and the values that its options have by the config's fields.
+class _PhaseSettings(NamedTuple):
+    """The values of PopTorch's options in one phase, derived from a config.
 
     None as a value leaves an option at PopTorch's default.
 
     Attributes:
-        config: Its config: for inference, with the changes of `inference`.
+        config: The config of the phase; for inference, with the changes of `inference`.
         plan: The factors of a call.
         phase: "training" or "inference".
-        rounds_at_random: Whether it rounds stochastically.
+        rounds_at_random: Whether the programs round stochastically.
         own_stages: Stages of blocks that the model begins itself.
     """
 
@@ -1103,8 +1105,8 @@ class _Program(NamedTuple):
     @classmethod
     def of(
         cls, config: IPUConfig, plan: BatchPlan, phase: str, own_stages: int = 1
-    ) -> _Program:
-        """Return a program of the user's config."""
+    ) -> _PhaseSettings:
+        """Return the settings of a phase of the user's config."""
         if phase == "training":
             return cls(config, plan, phase, config.rounds_at_random, own_stages)
         rounds = (config.inference or {}).get("stochastic_rounding")
@@ -1163,7 +1165,7 @@ class _Program(NamedTuple):
 
     @property
     def optimizer_location(self) -> Any:
-        """Where the optimizer's state is kept."""
+        """PopTorch's setting for the location of the optimizer's state."""
         config = self.config
         if not (config.offload_optimizer or config.shard_optimizer):
             return None
@@ -1181,7 +1183,7 @@ class _Program(NamedTuple):
 
     @property
     def profile_dir(self) -> str | None:
-        """The directory of reports; one process writes them."""
+        """The directory of reports; None in all processes but the first."""
         config = self.config
         return config.profile_dir if config.process.is_first else None
 
@@ -1193,7 +1195,7 @@ class _Program(NamedTuple):
 
     @property
     def ipu_version(self) -> int | None:
-        """The version of the IPUs that aren't there."""
+        """The version of the IPUs to compile for offline."""
         return _env.compile_for() if self.config.offline else None
 
     def options(self) -> Iterator[tuple[str, str, Any]]:
@@ -1208,7 +1210,7 @@ class _Program(NamedTuple):
 
 
 def _set(options: poptorch.Options, setter: str, argument: Any) -> None:
-    """Call a setter of options, named as for `_field`."""
+    """Call a setter of options by its name, as in `_field`."""
     if setter == "replicationFactor" and options.replication_factor == argument:
         return  # PopDist has set it in its own options, and refuses to be told
     section, _, name = setter.rpartition(".")
@@ -1223,10 +1225,10 @@ def _set(options: poptorch.Options, setter: str, argument: Any) -> None:
 
 
 def _options_of(
-    program: _Program, user_options: poptorch.Options | None
+    settings: _PhaseSettings, user_options: poptorch.Options | None
 ) -> poptorch.Options:
     """Make the options of a program, or copy the user's own, for this process."""
-    process = program.config.process
+    process = settings.config.process
     if user_options is not None:
         options = user_options.clone()
     elif process.launcher == "poprun":
@@ -1243,7 +1245,7 @@ def _options_of(
         options.relaxOptimizerAttributesChecks(True)
     arguments = {
         setter: argument  # fields with one setter have one argument
-        for name, setter, argument in program.options()
+        for name, setter, argument in settings.options()
         if user_options is None or _is_added(name, user_options)
     }
     for setter, argument in arguments.items():
@@ -1252,7 +1254,7 @@ def _options_of(
 
 
 def _is_added(name: str, user_options: poptorch.Options) -> bool:
-    """Return whether a field is set in the user's own options: a seed they lack."""
+    """Return whether ipufit adds a field to the user's own options: a missing seed."""
     return name == "seed" and not user_options.exists("random_seed")
 
 
@@ -1267,7 +1269,7 @@ _LAYOUT = {
     "Distributed.configureProcessId": "distributed_process_id",
     "Distributed.setEnvVarNames": "num_distributed_processes",
 }
-"""Settings by which data are laid out: setters, and names in `toDict`."""
+"""Settings that determine the layout of data: setters, and names in `toDict`."""
 
 _MERGED = ("engineOptions", "convolutionOptions", "matmulOptions")
 """Dicts that a setter of PopTorch replaces as a whole."""
@@ -1284,7 +1286,7 @@ def _settings_of(options: poptorch.Options) -> dict[str, Any]:
 def _difference(
     options: poptorch.Options, setter: str, argument: Any
 ) -> tuple[str, Any, Any] | None:
-    """Find a setting that a setter would change: its key, value and new value."""
+    """Return the setting that a setter would change: its key, value and new value."""
     changed = options.clone()
     _set(changed, setter, argument)
     before = _settings_of(options)
@@ -1298,7 +1300,7 @@ def _difference(
 
 
 def _take_own_options(config: IPUConfig) -> None:
-    """Copy the user's own options, unless they contradict a field."""
+    """Copy the user's own options; refuse options that contradict a field."""
     defaults = {entry.name: entry.default for entry in fields(config)}
     for phase, iterations in (
         ("training", config.device_iterations),
@@ -1317,7 +1319,7 @@ def _take_own_options(config: IPUConfig) -> None:
         object.__setattr__(config, options_name, options.clone())
         accumulation, replicas = config.gradient_accumulation or 1, config.own_replicas
         plan = BatchPlan(1, accumulation, replicas, device_iterations=iterations or 1)
-        for name, setter, argument in _Program.of(config, plan, phase).options():
+        for name, setter, argument in _PhaseSettings.of(config, plan, phase).options():
             value = getattr(config, name)
             if value == defaults[name] or _is_added(name, options):
                 continue
@@ -1335,18 +1337,20 @@ def _take_own_options(config: IPUConfig) -> None:
                 )
 
 
-def _customized(program: _Program, options: poptorch.Options) -> poptorch.Options:
-    """Let the user change the options of a program.
+def _customized(
+    settings: _PhaseSettings, options: poptorch.Options
+) -> poptorch.Options:
+    """Call `customize` on the options of a phase.
 
     Engine options, and those of convolutions and matrix products, are merged with the
     present ones: PopTorch's setters replace all of them.
     """
-    customize = program.config.customize
+    customize = settings.config.customize
     if customize is None:
         return options
     before = _settings_of(options)
     kept = {key: dict(before[key]) for key in _MERGED if key in before}
-    returned = customize(options, program.phase == "training")
+    returned = customize(options, settings.phase == "training")
     if isinstance(returned, (bool, int, float, str, tuple, list, Mapping)):
         raise ConfigError(
             f"customize returned {returned!r}: have it change the options that it "

@@ -7,20 +7,20 @@
     │       ├── DamagedCheckpointError   a file of it is missing, cut or changed
     │       └── MissingCheckpointError   (FileNotFoundError) there is none at the path
     ├── ConfigError      (ValueError)    options that contradict each other
-    ├── DataError        (ValueError)    data that can't be fed as it is
+    ├── DataError        (ValueError)    data that can't be used as it is
     ├── UnknownNameError (ValueError)    a name nobody knows, with a suggestion
     ├── NotCompiledError (ValueError)    `fit` before `compile`
-    ├── ProcessError     (RuntimeError)  another process ended, or does other things
+    ├── ProcessError     (RuntimeError)  another process ended, or is at another step
     └── UnsupportedError (TypeError)     something PopTorch or ipufit can't do
 
     IpufitWarning (UserWarning)
-    ├── BakedInWarning        forward changes, or draws, a number that is fixed
+    ├── BakedInWarning        a number that forward changes is constant in a program
     ├── CheckpointWarning     a damaged checkpoint was passed over
     ├── DroppedRowsWarning    rows that don't fill a call were left out
     ├── CopiedModuleWarning   a module was changed, and a copy of it is trained
     ├── CoverageWarning       metrics cover only a part of the samples
-    ├── ConstantBuffersWarning  whole numbers that `forward` changes in vain
-    ├── OtherNumbersWarning   an operator trains nothing on a device, or makes NaN
+    ├── ConstantBuffersWarning  writes to integer buffers, which are lost
+    ├── OtherNumbersWarning   a device computes an operator differently
     ├── OtherLayoutWarning    a run goes on with other replicas or processes
     ├── NonFiniteLossWarning  the loss became NaN or infinite
     ├── NonFiniteGradientWarning  a gradient did
@@ -72,7 +72,7 @@ def printable(text: str) -> str:
 
 
 def _short(text: Any) -> Any:
-    """Leave the numbers of tensors out of a message, and the middle of a huge one."""
+    """Remove the numbers of tensors from a message, and the middle of a long text."""
     if not isinstance(text, str):
         return text
     text = printable(text)
@@ -116,11 +116,11 @@ class ConfigError(IpufitError, ValueError):
 
 
 class DataError(IpufitError, ValueError):
-    """Raised for data that can't be fed as it is."""
+    """Raised for data that can't be used as it is."""
 
 
 class UnknownNameError(IpufitError, ValueError):
-    """Raised for an unknown name, with a suggestion.
+    """Raised for an unknown name; the message suggests the nearest name.
 
     Args:
         kind: Kind of thing that the name is for, such as "optimizer".
@@ -143,7 +143,7 @@ class UnknownNameError(IpufitError, ValueError):
 def _advice(
     place: str, name: str, known: Iterable[str], way: str = "", cutoff: float = 0.6
 ) -> str:
-    """Say what to write for an unknown name: its hint, or `way`, or the nearest."""
+    """Return advice for an unknown name: its hint, `way`, or the nearest known name."""
     by_key = {known_name.lower(): known_name for known_name in known}
     close = difflib.get_close_matches(name.lower(), by_key, n=1, cutoff=cutoff)
     nearest = f"Did you mean {by_key[close[0]]!r}?" if close else ""
@@ -178,7 +178,7 @@ class NotCompiledError(IpufitError, ValueError):
 
 
 class ProcessError(IpufitError, RuntimeError):
-    """Raised if another process has ended, is late, or does something else."""
+    """Raised if another process has ended, is late, or is at another step."""
 
 
 class UnsupportedError(IpufitError, TypeError):
@@ -190,7 +190,7 @@ class IpufitWarning(UserWarning):
 
 
 class BakedInWarning(IpufitWarning):
-    """Warns that `forward` changes, or draws, a number that is fixed in its program."""
+    """Warns that a number is constant in a program, though `forward` changes it."""
 
 
 class CheckpointWarning(IpufitWarning):
@@ -202,7 +202,7 @@ class DroppedRowsWarning(IpufitWarning):
 
 
 class CopiedModuleWarning(IpufitWarning):
-    """Warns of a changed module, of which a copy in another precision is trained."""
+    """Warns that the user's module was changed, though a copy of it is trained."""
 
 
 class CoverageWarning(IpufitWarning):
@@ -210,11 +210,14 @@ class CoverageWarning(IpufitWarning):
 
 
 class ConstantBuffersWarning(IpufitWarning):
-    """Warns of integer buffers, which are compiled in: writes to them are lost."""
+    """Warns that writes to integer buffers are lost: they are compiled in."""
 
 
 class OtherNumbersWarning(IpufitWarning):
-    """Warns of an operator that trains nothing on a device, or makes NaN there."""
+    """Warns that a device computes an operator differently than torch.
+
+    On a device the operator has no gradient, makes NaN, or isn't random.
+    """
 
 
 class OtherLayoutWarning(IpufitWarning):
@@ -230,7 +233,7 @@ class NonFiniteGradientWarning(IpufitWarning):
 
 
 class SharedRateWarning(IpufitWarning):
-    """Warns of a schedule that changes the rate more often than it is sent."""
+    """Warns that a schedule changes the learning rate more often than calls send it."""
 
 
 class EmptyUpdatesWarning(IpufitWarning):
@@ -242,7 +245,7 @@ class DataRanOutWarning(IpufitWarning):
 
 
 class WholeStreamWarning(IpufitWarning):
-    """Warns that each of several processes reads a whole stream to use a part."""
+    """Warns that each of several processes reads a whole stream, but uses a part."""
 
 
 _KERAS = ("keras", "tf_keras")
@@ -254,13 +257,13 @@ def refuse_foreign(
     """Refuse an object, a class or a function of Keras or scikit-learn.
 
     Args:
-        what: Argument that it was given for.
+        what: Argument that has the value.
         value: Any value.
         instead: Words for what to use, such as "a loss of torch".
-        names: Names that the argument may have; that of the class is suggested.
+        names: Names that the argument accepts; the name like the class's is suggested.
 
     Raises:
-        ConfigError: `value` is of one of these.
+        ConfigError: `value` is from Keras or scikit-learn.
 
     Example:
         >>> refuse_foreign("loss", print, "a loss of torch")
@@ -283,7 +286,7 @@ def refuse_foreign(
 
 
 _NO_PLACE = ("ipufit", "contextlib", "functools", "torch")
-"""Packages to whose code no warning points."""
+"""Packages whose code is never shown as the line of a warning."""
 
 _LIBRARIES = ("ipufit", "poptorch", "torch")
 _STANDARD = (os.path.dirname(os.__file__), "<frozen ")
@@ -293,7 +296,7 @@ _PRINTED_FRAME = re.compile(r'  File "([^"]+)", line .*\n(?:    .*\n)*')
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """Warn at the line of the user's that has led to it."""
+    """Warn at the user's line that led to the warning."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _package(frame) in _NO_PLACE:
         level, frame = level + 1, frame.f_back
@@ -314,11 +317,11 @@ def _is_library(path: str, package: str = "") -> bool:
 
 
 def shorten_traceback(error: BaseException) -> None:
-    """Leave the user's frames in the traceback of an error, or else ipufit's last.
+    """Keep only the user's frames in an error's traceback; without any, ipufit's last.
 
     An error of ipufit that repeats the text of its cause gets the user's frames of the
-    cause, which isn't shown then, and remains as `__context__`.
-    `IPUFIT_TRACEBACK=full` leaves all frames.
+    cause. The cause isn't shown then; it remains as `__context__`.
+    `IPUFIT_TRACEBACK=full` keeps all frames.
     """
     if os.environ.get("IPUFIT_TRACEBACK") != "full":
         head = error.__traceback__  # of the caller
@@ -340,8 +343,8 @@ def _shortening(parts: Iterator[Any]) -> Iterator[Any]:
 def refuse_ended_worker(error: BaseException) -> None:
     """Explain an error that torch raises because a loading process has ended.
 
-    torch raises it when it hears of the end, wherever this process is then, so that it
-    may be the cause of any other error.
+    torch raises this error wherever the process is when the signal arrives. So the
+    error may be the cause of any other error.
 
     Raises:
         DataError: In place of the error.
@@ -357,7 +360,7 @@ def refuse_ended_worker(error: BaseException) -> None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, then its cause and so on; errors may be causes of each other."""
+    """Yield an error, its cause and so on, each once even if they form a circle."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and all(cause is not other for other in seen):
@@ -385,7 +388,7 @@ def _shorten(error: BaseException, seen: set[int]) -> list[TracebackType]:
         seen: Errors that were shortened before, by identity: causes may be circular.
 
     Returns:
-        The entries of the error's traceback that are of the user's code.
+        The entries of the error's traceback that are in the user's code.
     """
     seen.add(id(error))
     users: list[TracebackType] = []
@@ -434,7 +437,7 @@ _TAKER_OF: dict[str, str] = {}
 
 
 def suggesting(function: FunctionT, called: str = "") -> FunctionT:
-    """Suggest the nearest name in the error for a misspelt argument.
+    """Decorate a function so that errors of misspelt arguments suggest a name.
 
     Example:
         >>> @suggesting
@@ -486,7 +489,7 @@ def suggesting(function: FunctionT, called: str = "") -> FunctionT:
 
 
 def all_suggesting(kind: KindT) -> KindT:
-    """Let the constructor and all public methods of a class suggest names."""
+    """Decorate the constructor and all public methods of a class with `suggesting`."""
     for name, value in list(vars(kind).items()):
         if inspect.isfunction(value) and (name == "__init__" or name[0] != "_"):
             called = kind.__name__ if name == "__init__" else name
@@ -499,8 +502,8 @@ def do_all(actions: Iterable[Callable[[], Any]], *, is_failing: bool = False) ->
 
     Args:
         actions: Functions to call, one after the other.
-        is_failing: If True, an earlier error is about to be raised, so errors of
-            actions become warnings.
+        is_failing: If True, an earlier error will be raised, so errors of actions
+            become warnings.
 
     Raises:
         BaseException: The error of the first action that failed, unless `is_failing`. A

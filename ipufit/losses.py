@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses: by name, torch's modules, users' functions, and label smoothing.
 
-Those by name are torch's, and means of functions that metrics use too.
+Named losses are torch's losses, and means of functions that metrics use, too.
 
 All take logits, as torch's losses do, even if the name means probabilities in Keras.
 The class axis is the second, as in torch, and the last for Keras's `..._crossentropy`.
@@ -67,7 +67,7 @@ class LossTerms(NamedTuple):
             means over different numbers.
         divisor: The divisor of the mean: the number of samples without padding, or of
             targets that aren't ignored. NaN if targets were ignored whose number in the
-            update is unknown. Of the same shape.
+            update is unknown. It has the shape of `total`.
     """
 
     value: Tensor
@@ -87,22 +87,25 @@ class Loss:
             gradients of micro-batches must be summed too.
         each: The same loss with one value per sample or element; None to use
             `function`.
-        is_per_output: Whether a model of several outputs has one such loss for each. A
-            user's function gets the nested outputs and targets.
-        ignore_index: Class index of targets that are ignored; None for none, and for a
-            user's function.
+        is_per_output: Whether the loss is applied to each of several outputs. A user's
+            function gets the nested outputs and targets instead.
+        ignore_index: Class index of targets that are ignored; None if no index is
+            ignored, and for a user's function.
         indices: Class indices of targets that a user's function ignores, as far as its
             calls have shown.
-        refuses_probabilities: Whether the loss takes logits though its name means one
-            of probabilities in Keras or torch, so that an error says so, not a warning.
+        refuses_probabilities: Whether the loss takes logits, though its name means a
+            loss of probabilities in Keras or torch. Then probabilities raise an error
+            instead of a warning.
         takes_probabilities: Whether outputs are probabilities of 0s and 1s, as for
             torch's BCELoss.
         is_binary: Whether each output is a problem of its own, with a target of 0 or 1.
-        class_axis: Axis of the outputs that has the classes; None if not over classes.
+        class_axis: Axis of the outputs that has the classes; None if the loss isn't
+            over classes.
         is_of_rows: Whether torch's loss takes outputs `[N]` for the classes or labels
             of one sample.
-        of_all_classes: Function of outputs: the loss of equal shares of all classes,
-            which smooths labels. None if it isn't over classes, binary ones included.
+        of_all_classes: Function of outputs: the loss for equal shares of all classes,
+            which smooths labels. None for losses that are neither over classes nor
+            binary.
     """
 
     name: str
@@ -126,12 +129,12 @@ class Loss:
 
     @property
     def has_binary_targets(self) -> bool | None:
-        """Whether targets are 0 or 1; None if it doesn't say how they are meant."""
+        """Whether targets are 0 or 1; None if the loss doesn't determine that."""
         return self.is_binary if self.is_binary or self.ignored else None
 
     @property
     def is_function(self) -> bool:
-        """Whether it is a user's own, of which nobody knows how it reduces."""
+        """Whether the loss is a user's function, whose reduction is unknown."""
         return not (self.is_per_output or self.is_sum)
 
     def terms(
@@ -158,10 +161,10 @@ class Loss:
                                                    over targets in it     count
         =================  ======================  =====================  ============
 
-        Padding is in no total and divisor, and in the value a row has its share. With
-        weights it is Keras's: weighted values, divided by the number of samples and not
-        by the sum of weights. Both need a value per row (`per_row`, then `reduce`);
-        without them the function itself reduces.
+        Totals and divisors exclude padding; the value weights each row by its share.
+        With sample weights the loss is Keras's: weighted values, divided by the number
+        of samples and not by the sum of weights. Shares and weights need a value per
+        row (`per_row`, then `reduce`); without them the function itself reduces.
 
         Args:
             outputs: Outputs of the model, one row per sample.
@@ -278,7 +281,7 @@ class Loss:
     def _terms_of_function(
         self, outputs: Any, targets: Any, rows: int, counted: Mapping[int, Any] | None
     ) -> LossTerms:
-        """Compute a user's function, which may ignore targets inside."""
+        """Compute the terms of a user's function, which may ignore targets."""
         # On the host it is a sum of parts, each with a divisor of its own.
         has_parts = not torch.is_grad_enabled()
         target_means = TargetMeans(targets, counted, is_derived=has_parts)
@@ -305,7 +308,7 @@ class Loss:
         return LossTerms(value, total, count)
 
     def _are_indices(self, outputs: Any, targets: Any) -> bool:
-        """Return whether targets are class indices: they haven't the outputs' shape."""
+        """Return whether targets are class indices, by their shape."""
         return (
             isinstance(targets, Tensor)
             and not targets.is_floating_point()
@@ -313,7 +316,7 @@ class Loss:
         )
 
     def marked(self, outputs: Any, targets: Any) -> Any:
-        """Return targets with -100, which metrics ignore, in place of what it ignores.
+        """Return targets with -100, which metrics ignore, for all ignored indices.
 
         Example:
             >>> loss = Loss("mine", torch.nn.functional.cross_entropy, ignore_index=255)
@@ -328,7 +331,7 @@ class Loss:
     def _checked(self, loss: Any) -> Tensor:
         if not isinstance(loss, Tensor):
             raise ConfigError(
-                f"The loss {self.name!r} gives {loss!r}, which is no tensor: compute "
+                f"The loss {self.name!r} gives {loss!r}, which isn't a tensor: compute "
                 "it from outputs and targets with torch's operations."
             )
         if not loss.is_floating_point():
@@ -341,7 +344,7 @@ class Loss:
 
 
 def _scalar(loss: Tensor, *, is_added: bool) -> Tensor:
-    """Reduce what a loss function gives, unless it has done so itself."""
+    """Reduce the result of a loss function to a scalar, if it isn't a scalar yet."""
     if loss.dim():
         return torch.sum(loss) if is_added else torch.mean(loss)
     # PopTorch gives a built-in loss inside the final one the shape [1].
@@ -360,7 +363,7 @@ def _mean_of_valid(
     Args:
         values: `[rows, elements]`.
         valid: Which targets aren't ignored, of the targets' shape.
-        share: As for `Loss.terms`, as are the others.
+        share: As for `Loss.terms`, like the other arguments.
     """
     numbers = valid.reshape(len(values), -1).to(values.dtype)
     each, counts = values.sum(dim=1), numbers.sum(dim=1)
@@ -377,8 +380,8 @@ def _mean_of_counted(
 
     Args:
         total: The sum over the targets of a micro-batch.
-        count: Number of them that aren't ignored.
-        index: Class index of those that are.
+        count: Number of targets that aren't ignored.
+        index: Class index of the ignored targets.
         counted: As for `Loss.terms`.
     """
     divisor = None if counted is None else counted.get(index)
@@ -393,7 +396,7 @@ def _without_gradients(tensor: Any, weights: Tensor) -> Any:
 
 
 def _without_missing(tensor: Any, weights: Tensor) -> Any:
-    """Replace NaN and whole numbers of weight 0 by zeros: these may be no classes.
+    """Replace NaN and integers of weight 0 by 0, as the integers may not be classes.
 
     The gradient of `torch.where` is multiplied by the mask on a device, so that there a
     NaN gradient of a loss goes through it (PopART, `WhereOp`).
@@ -408,7 +411,7 @@ def _without_missing(tensor: Any, weights: Tensor) -> Any:
 
 
 def _counts(tensor: Any, weights: Tensor) -> Tensor | None:
-    """Return which elements have another weight than 0; None if they have no weight."""
+    """Return which elements have a weight other than 0; None without weights."""
     if not isinstance(tensor, Tensor) or tensor.shape[:1] != weights.shape[:1]:
         return None
     if tensor.shape[: weights.dim()] != weights.shape:
@@ -449,7 +452,7 @@ def _classes(targets: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _per_element(function: Callable[..., Tensor]) -> ReducedLoss:
-    """Let a loss of torch take targets whose shape differs in axes of size 1."""
+    """Make a loss of torch accept targets whose shape differs in axes of size 1."""
 
     def loss(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
         return function(outputs, _like(targets, outputs), reduction=reduction)
@@ -472,7 +475,7 @@ def _like(targets: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _rows(outputs: Tensor) -> Tensor:
-    """Refuse outputs of one value per sample: torch takes their rows for classes."""
+    """Refuse outputs of one value per sample, which torch would read as classes."""
     if outputs.dim() < 2:
         raise DataError(
             f"outputs of shape {tuple(outputs.shape)} have one value per sample; this "
@@ -502,7 +505,7 @@ def _classes_second(values: Tensor) -> Tensor:
 
 
 def _reduced(function: Callable[[Tensor, Tensor], Tensor]) -> ReducedLoss:
-    """Add a reduction to a function of one value per sample or element."""
+    """Add a reduction to a function that returns one value per sample or element."""
 
     def loss(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
         values = function(outputs, targets)
@@ -522,19 +525,19 @@ def _opposite_direction(outputs: Tensor, targets: Tensor) -> Tensor:
 # The loss of equal shares of all classes, for label smoothing.
 
 
-def _of_logits(outputs: Tensor) -> Tensor:
+def _uniform_loss_of_logits(outputs: Tensor) -> Tensor:
     return F.log_softmax(outputs, dim=1).mean(dim=1).neg()
 
 
-def _of_last_logits(outputs: Tensor) -> Tensor:
+def _uniform_loss_of_last_logits(outputs: Tensor) -> Tensor:
     return F.log_softmax(outputs, dim=-1).mean(dim=-1).neg()
 
 
-def _of_log_probabilities(outputs: Tensor) -> Tensor:
+def _uniform_loss_of_log_probabilities(outputs: Tensor) -> Tensor:
     return outputs.mean(dim=1).neg()
 
 
-def _of_binary_logits(outputs: Tensor) -> Tensor:
+def _uniform_loss_of_binary_logits(outputs: Tensor) -> Tensor:
     return F.softplus(outputs) - outputs.mul(0.5)
 
 
@@ -550,19 +553,19 @@ def _over_classes(
 
 
 _BINARY: Mapping[str, Any] = {"is_binary": True}
-_SMOOTHED_BINARY = {**_BINARY, "of_all_classes": _of_binary_logits}
+_SMOOTHED_BINARY = {**_BINARY, "of_all_classes": _uniform_loss_of_binary_logits}
 
 
 class _NamedLoss(NamedTuple):
-    """A loss that has names.
+    """A built-in loss and its names.
 
     Attributes:
         names: Its names, which an error lists.
         function: The loss.
         fields: Fields of its `Loss`.
         aliases: Other names in Keras, torch and the metrics.
-        means_probabilities: Keys of names (`_key`) that mean a loss of probabilities in
-            Keras or torch.
+        means_probabilities: Normalized names (`_key`) that mean a loss of probabilities
+            in Keras or torch.
     """
 
     names: str
@@ -583,12 +586,15 @@ _NAMED = (
     _NamedLoss(
         "categorical_crossentropy",
         _categorical,
-        _over_classes(-1, _of_last_logits),
+        _over_classes(-1, _uniform_loss_of_last_logits),
         means_probabilities="categoricalcrossentropy",
     ),
     _NamedLoss("cosine_similarity", _reduced(_opposite_direction)),
     _NamedLoss(
-        "cross_entropy", _cross_entropy, _over_classes(1, _of_logits), aliases="ce"
+        "cross_entropy",
+        _cross_entropy,
+        _over_classes(1, _uniform_loss_of_logits),
+        aliases="ce",
     ),
     _NamedLoss("hinge", _reduced(hinge), _BINARY),
     _NamedLoss("huber smooth_l1", _per_element(F.smooth_l1_loss)),
@@ -607,12 +613,14 @@ _NAMED = (
     _NamedLoss(
         "mean_squared_logarithmic_error msle", _reduced(squared_logarithmic_error)
     ),
-    _NamedLoss("nll nll_loss", _nll, _over_classes(1, _of_log_probabilities)),
+    _NamedLoss(
+        "nll nll_loss", _nll, _over_classes(1, _uniform_loss_of_log_probabilities)
+    ),
     _NamedLoss("poisson", _per_element(F.poisson_nll_loss), aliases="poisson_nll"),
     _NamedLoss(
         "sparse_categorical_crossentropy",
         _sparse,
-        _over_classes(-1, _of_last_logits),
+        _over_classes(-1, _uniform_loss_of_last_logits),
         means_probabilities="sparsecategoricalcrossentropy",
     ),
     _NamedLoss("squared_hinge", _reduced(squared_hinge), _BINARY),
@@ -625,18 +633,21 @@ _OF_TORCH: dict[Any, Mapping[str, Any]] = {
     F.binary_cross_entropy_with_logits: _BINARY,
     torch.nn.BCELoss: _OF_PROBABILITIES,
     torch.nn.BCEWithLogitsLoss: _SMOOTHED_BINARY,
-    torch.nn.CrossEntropyLoss: {**_OF_ROWS, "of_all_classes": _of_logits},
+    torch.nn.CrossEntropyLoss: {**_OF_ROWS, "of_all_classes": _uniform_loss_of_logits},
     torch.nn.MultiLabelMarginLoss: _OF_ROWS,
     torch.nn.MultiLabelSoftMarginLoss: {**_BINARY, **_OF_ROWS},
     torch.nn.MultiMarginLoss: _OF_ROWS,
-    torch.nn.NLLLoss: {**_OF_ROWS, "of_all_classes": _of_log_probabilities},
+    torch.nn.NLLLoss: {
+        **_OF_ROWS,
+        "of_all_classes": _uniform_loss_of_log_probabilities,
+    },
     torch.nn.SoftMarginLoss: _BINARY,
 }
 """Fields of the `Loss` of torch's functions, modules and their subclasses."""
 
 
 def _fields_of(loss: Any) -> Mapping[str, Any]:
-    """Return the fields of the `Loss` of a function or module, if it is torch's."""
+    """Return the fields of the `Loss` of one of torch's functions or modules."""
     if isinstance(loss, torch.nn.Module):
         kinds = (_OF_TORCH[kind] for kind in type(loss).__mro__ if kind in _OF_TORCH)
         return next(kinds, {})
@@ -658,11 +669,11 @@ _MEAN_OTHERWISE = {
     "torch.nn.KLDivLoss(reduction='batchmean') itself.",
     **dict.fromkeys(("ctc", "ctcloss"), f"CTC needs lengths too. Pass {CTC_FUNCTION}."),
 }
-"""Names of losses in torch and Keras that no loss here computes, and what to do."""
+"""Names of losses in torch and Keras that ipufit lacks, and what to do instead."""
 
 
 def _key(name: str) -> str:
-    """Normalise a name: remove underscores, capitals and a final `loss`."""
+    """Normalize a name: remove underscores, capitals and a final `loss`."""
     key = name.lower().replace("_", "")
     return key[: -len("loss")] if key.endswith("loss") else key
 
@@ -711,7 +722,7 @@ def named_loss(name: str) -> Loss:
 
 
 def _instead_of_name(name: str) -> str:
-    """Return the message about a class of torch that has no name here."""
+    """Return the message about a loss class of torch that has no name in ipufit."""
     kind = getattr(torch.nn, name)
     parameters = inspect.signature(kind).parameters.values()
     advice = f"pass torch.nn.{name}() itself."
@@ -791,7 +802,7 @@ _MODULES: dict[Any, Any] = {
 
 
 def _as_module(loss: Any) -> Any:
-    """Return the module of a cross-entropy of `torch.nn.functional`, or of a partial.
+    """Convert `torch.nn.functional`'s cross-entropy, or a partial of it, to a module.
 
     Example:
         >>> _as_module(partial(F.cross_entropy, ignore_index=255)).ignore_index
@@ -856,14 +867,14 @@ def _refuse_unsupported(loss: Any) -> None:
 
 
 def _is_torchs(loss: Any) -> bool:
-    """Return whether a loss computes what a module of torch does; also a subclass."""
+    """Return whether a loss is a module of torch, or a subclass with its `forward`."""
     return isinstance(loss, torch.nn.Module) and str(
         type(loss).forward.__module__
     ).startswith("torch.nn.")
 
 
 def _unreduced(loss: Any) -> LossFunction | None:
-    """Return a copy of a loss module without reduction; None for CTC."""
+    """Return a copy of a loss module that doesn't reduce; None for CTC."""
     if not _is_torchs(loss) or isinstance(loss, torch.nn.CTCLoss):
         return None
     if not hasattr(loss, "reduction"):
@@ -885,7 +896,7 @@ def check_smoothing(amount: object) -> None:
     """Refuse an invalid amount of label smoothing.
 
     Raises:
-        ConfigError: It is no number from 0 up to 1, without 1.
+        ConfigError: `amount` isn't a number of at least 0 and below 1.
 
     Example:
         >>> check_smoothing(0.1)
@@ -949,7 +960,7 @@ def smoothed(loss: Loss, amount: float) -> Loss:
 
     Raises:
         ConfigError: The loss smooths its labels itself.
-        UnsupportedError: The loss is another one.
+        UnsupportedError: The loss isn't over classes.
 
     Example:
         >>> outputs, targets = torch.tensor([[3.0, 0.0]]), torch.tensor([0])

@@ -138,7 +138,7 @@ OWN = poptorch.Options()
             "doesn't go with a pipeline",
         ),
         ({"cache_dir": 3}, "cache_dir=3: use a path"),
-        ({"inference": "sharded"}, "inference='sharded' is no mapping"),
+        ({"inference": "sharded"}, "inference='sharded' must be a mapping"),
         ({"inference": {"device_iterations": 3}}, "inference_iterations"),
         ({"inference": {"pipeline": "auto"}}, "stages of training"),
         *(
