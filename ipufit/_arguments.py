@@ -144,7 +144,7 @@ def check_whole(name: str, value: Any, *, least: int = 0, of: str = "") -> None:
     """Refuse a value that isn't a whole number of `least` or more, of 64 bits.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: `value` is something else.
 
     Example:
         >>> check_whole("replicas", 0, least=1)
@@ -177,7 +177,7 @@ def check_choice(
     """Refuse a value that isn't one of some words, whole numbers or None.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: `value` is something else.
 
     Example:
         >>> check_choice("mode", "mean", ("min", "max", None))
@@ -194,7 +194,7 @@ def check_instance(name: str, value: Any, kind: type, *, of: str = "") -> None:
     """Refuse a value that isn't an object of a class.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: `value` is something else.
 
     Example:
         >>> check_instance("clock", 3, str)
@@ -209,7 +209,7 @@ def check_function(name: str, value: Any, *, of: str = "") -> None:
     """Refuse a value that can't be called.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: `value` is something else.
 
     Example:
         >>> check_function("clock", 3, of="Throughput")

@@ -64,7 +64,7 @@ else:
 
 @functools.lru_cache(maxsize=None)
 def popdist() -> Any:
-    """Return PopDist, initialised: the SDK's beside PopTorch, or the emulated one.
+    """Return PopDist, initialized: the SDK's beside PopTorch, or the emulated one.
 
     PopDist is imported only in processes that PopRun has started.
 

@@ -58,7 +58,7 @@ def give_shapes(module: torch.nn.Module, source: Source) -> None:
     gradients, so torch draws the first weights and no other random numbers.
 
     Args:
-        source: Source of samples; its first one is taken.
+        source: Source of samples; only the first sample is used.
 
     Raises:
         ConfigError: Some weights still have no shapes.
@@ -422,7 +422,7 @@ class HostProgram:
             training: Whether the module is trained.
 
         Raises:
-            ConfigError: The loss or a scalar has a sum in it.
+            ConfigError: The loss or a scalar is a sum, or contains a sum.
         """
         rows = len(self.example[0])
         # Several items that are whole micro-batches can't be called together.
@@ -683,7 +683,7 @@ def refuse_sums(objective: Objective, outputs: Any, labels: Any, rows: int) -> N
         rows: Samples of a micro-batch.
 
     Raises:
-        ConfigError: A loss or metric has a sum in it, or `sums` a mean.
+        ConfigError: A loss or metric contains a sum, or `sums` contains a mean.
     """
     if rows == 1:
         return

@@ -136,7 +136,7 @@ class ProcessSync:
 
         Args:
             metrics: Loss and metrics of this process's samples.
-            more: Returns a vector to include, though it isn't added yet.
+            more: Returns a vector to include that isn't added to the metrics yet.
         """
         if not self._are_several:
             is_wanted = self.is_heard or self._hooks.are_displays_due()
@@ -221,19 +221,19 @@ def remark_on(choice: Choice | None, unit: str, name: str) -> str:
 
 @dataclass(eq=False)
 class Training:
-    """The program, optimiser and metrics that a training call uses and changes.
+    """The program, optimizer and metrics that a training call uses and changes.
 
     Attributes:
         executors: The programs.
         batches: The calls, whose shapes are compiled for.
         plan: The factors of a call.
         options: Options of the training program.
-        optimization: The optimiser and its schedule.
+        optimization: The optimizer and its schedule.
         metrics: Loss and metrics to report.
         average: The running average of the weights; None for none.
         watched: Shapes of the parameters whose gradients are sent to the host, by name.
-        choice: The updates of a call, if ipufit chose them.
-        program: The program, once it is prepared.
+        choice: The updates of a call, if ipufit chose the number.
+        program: The program; set by `prepare`.
     """
 
     executors: Executors
@@ -441,8 +441,8 @@ class Inference:
         plan: The factors of a call.
         options: Options of the program.
         computation: The computation of the program.
-        choice: The passes of a call, if ipufit chose them.
-        program: The program, once it is prepared.
+        choice: The passes of a call, if ipufit chose the number.
+        program: The program; set by `prepare`.
     """
 
     executors: Executors
@@ -842,7 +842,7 @@ class Validations:
         process that resumes the run validates again.
 
         Args:
-            generators: Random generators of the training data's own loader.
+            generators: Random generators of the user's loader of training data.
             hooks: Callbacks of the run.
             run: State of the run.
             display: Shows what is compiled.

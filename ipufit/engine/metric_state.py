@@ -492,7 +492,7 @@ class MetricState:
         """Return the sums of this process so far.
 
         Args:
-            more: A vector to include, though it isn't added yet.
+            more: A vector to include that isn't added to the metrics yet.
         """
         sums = self._sums
         if more is not None:

@@ -500,7 +500,7 @@ class Objective:
 
     Attributes:
         losses: Losses and their outputs; empty if the module returns its own loss.
-        loss_weights: Weights by output; a loss without one has weight 1.
+        loss_weights: Weights by output; other losses have weight 1.
         metrics: Metrics, in the order in which they were given.
         num_listed: Length of the list of losses, None entries included; None if losses
             aren't given in a list.
@@ -758,9 +758,9 @@ class BoundLoss(NamedTuple):
     """A loss of an output.
 
     Attributes:
-        slot: The output that it is for, with its labels.
+        slot: The output of the loss, with its labels.
         loss: The loss.
-        weight: Its weight in the sum of all losses.
+        weight: Weight of the loss in the sum of all losses.
     """
 
     slot: Slot
@@ -772,7 +772,7 @@ class BoundMetric(NamedTuple):
     """A metric of an output.
 
     Attributes:
-        slot: The output that it is for, with its labels.
+        slot: The output of the metric, with its labels.
         name: Key in logs.
         metric: The metric.
         is_weighted: Whether sample weights are used.

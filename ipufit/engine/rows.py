@@ -195,7 +195,7 @@ class RowBuffer:
         """Yield the groups that rows of a call complete, and buffer the other rows.
 
         Args:
-            rows: At least one row.
+            rows: Rows of a call, at least one row.
         """
         if not self._size:
             num_bytes = bytes_of(rows.tensors)

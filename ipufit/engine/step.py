@@ -731,7 +731,7 @@ def last_block(name: str | None, started: Blocks) -> Iterator[None]:
     operator. Entering the last block again makes no new stage.
 
     Args:
-        name: Name of the block; None for the last one that the module started.
+        name: Name of the block; None for the last block that the module started.
         started: Blocks that the module started.
     """
     with contextlib.ExitStack() as stack:
@@ -797,7 +797,7 @@ class Step(torch.nn.Module):
         config: Stages and precision.
         structure: Structure of a batch.
         host_values: Buffers whose values follow the tensors of a batch.
-        computation: The function to call, and whether it takes labels.
+        computation: The function to call, and whether the function takes labels.
         objective: Losses and metrics of a training program; None for inference.
     """
 

@@ -573,10 +573,10 @@ def replaced_by_inputs(
 
     Args:
         values: Buffers to replace.
-        inputs: One tensor for each, `[1]`: the value in one micro-batch.
+        inputs: One tensor `[1]` for each buffer: its value in one micro-batch.
 
     Raises:
-        MovedOnDeviceError: The traced code has changed some of them.
+        MovedOnDeviceError: The traced code has changed some of the buffers.
     """
     before = [value.tensor for value in values]
     scalars = [tensor.reshape(()) for tensor in inputs]

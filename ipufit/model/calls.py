@@ -77,7 +77,7 @@ class CallPlanner:
     Attributes:
         given_config: The user's config. `config` also has the updates of a call that
             `compile` set, and the stages that were chosen from data.
-        settings: The settings of `compile`; None before it was called.
+        settings: The settings of `compile`; None before the first `compile`.
         num_passes: Passes over training data so far, so that no fit repeats an order.
         trained_rows: Samples of a micro-batch of the last fit.
         last_source: Data of the last run.
@@ -209,7 +209,7 @@ class CallPlanner:
                 those that a callback watches.
 
         Raises:
-            ConfigError: The optimiser lacks a weight, or the batch size a factor.
+            ConfigError: The optimizer lacks a weight, or the batch size a factor.
             DataError: Targets are missing.
             UnsupportedError: The loss can't take weights or padding, or gradients are
                 watched with automatic loss scaling.
@@ -620,7 +620,7 @@ class CallPlanner:
 
         Raises:
             DataError: Targets are missing.
-            ConfigError: The own inference options return sums of outputs.
+            ConfigError: The user's own inference options return sums of outputs.
         """
         settings = self.require_compiled()
         words = "validation_data", "validate"
@@ -684,7 +684,7 @@ class CallPlanner:
         """Plan a prediction.
 
         Raises:
-            ConfigError: The own inference options don't return every row.
+            ConfigError: The user's own inference options don't return every row.
         """
         plan = self.inference(source, self.predicted, "predict", arguments)
         mode = poptorch.OutputMode(plan.options.output_mode)

@@ -55,7 +55,7 @@ class Difference:
             infinite on one side only, if there is one.
         host: The value at `index` on the host.
         device: The value at `index` on the device.
-        absolute: The difference between both; NaN or infinite if one of them is.
+        absolute: The difference between both values; NaN or infinite if a value is.
         relative: `absolute` divided by the host's value.
         share: `absolute` divided by the largest absolute value of the host's tensor.
         num_broken: Number of elements that are NaN or infinite on one side only.

@@ -330,8 +330,8 @@ class ModelCost(NamedTuple):
     """The costs of a module in training.
 
     Attributes:
-        stages: Its stages in the order in which they run.
-        output_bytes: Bytes of its outputs for one micro-batch.
+        stages: The module's stages in the order in which they run.
+        output_bytes: Bytes of the module's outputs for one micro-batch.
         unused: Names of parameters that `forward` doesn't use.
         shared: Names of parameters that several stages use; the first stage counts
             them.
@@ -514,7 +514,7 @@ def weight_cost(
     Args:
         name: Its name.
         parameter: The parameter, of which shape and type matter.
-        state: The state and the accumulator; None if it isn't trained.
+        state: The state and the accumulator; None if the parameter isn't trained.
 
     Example:
         >>> weight_cost("w", torch.nn.Parameter(torch.zeros(2, 3)), None).num_bytes

@@ -592,7 +592,7 @@ class IPUModel:
         Raises:
             NotCompiledError: `compile` wasn't called.
             DataError: Data that can't be used, or without targets.
-            ConfigError: The own inference options return sums of outputs.
+            ConfigError: The user's own inference options return sums of outputs.
         """
         self._runs.refuse_other_thread()
         check_flags(return_dict=return_dict)
@@ -648,7 +648,7 @@ class IPUModel:
 
         Raises:
             DataError: Data that can't be used.
-            ConfigError: The own inference options don't return every row.
+            ConfigError: The user's own inference options don't return every row.
         """
         self._runs.refuse_other_thread()
         columns = column_names(y)
@@ -1348,8 +1348,8 @@ class IPUModel:
 
         Args:
             is_average: True for the average, False for the weights.
-            is_joint: Whether all processes of a run call it together. Then all get the
-                averages of buffers from process 0, as in an evaluation.
+            is_joint: Whether all processes of a run call this method together. Then all
+                get the averages of buffers from process 0, as in an evaluation.
 
         Raises:
             ConfigError: There is no average: `compile` got no `ema_momentum`.
@@ -1509,7 +1509,7 @@ class IPUModel:
             without loss scaling and before clipping.
 
         Raises:
-            ConfigError: It isn't called while `fit` runs, or before the first call.
+            ConfigError: No `fit` is running, or it hasn't made a call yet.
         """
         if self._runs.snapshot is None:
             raise ConfigError(

@@ -123,7 +123,7 @@ def summarize(
         module: The user's module. It is run on the host, in eval mode and without
             gradients, with copies of its buffers.
         config: The config that names the stages.
-        inputs: One sample, as the module takes it; None to leave shapes open.
+        inputs: One sample in the form that the module takes; None to leave shapes open.
 
     Example:
         >>> module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
