@@ -682,10 +682,10 @@ class IPUConfig:
             >>> IPUConfig(replicas=4, inference={"replicas": 2}).inference_config
             IPUConfig(replicas=2)
         """
-        return self if self.inference is None else self._for_inference
+        return self if self.inference is None else self._make_inference_config
 
     @functools.cached_property
-    def _for_inference(self) -> IPUConfig:
+    def _make_inference_config(self) -> IPUConfig:
         overrides = dict(self.inference or {})
         changes: dict[str, Any] = {}
         if not {"pipeline", "layers_per_ipu"}.isdisjoint(overrides):

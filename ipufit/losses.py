@@ -705,7 +705,7 @@ def named_loss(name: str) -> Loss:
     loss = _BY_KEY.get(key)
     if loss is None:
         if name.endswith("Loss") and hasattr(torch.nn, name):
-            raise ConfigError(_instead_of_name(name))
+            raise ConfigError(_unnamed_class_message(name))
         raise UnknownNameError("loss", name, sorted(_NAMES))
 
     def reduced(reduction: str) -> LossFunction:
@@ -721,7 +721,7 @@ def named_loss(name: str) -> Loss:
     )
 
 
-def _instead_of_name(name: str) -> str:
+def _unnamed_class_message(name: str) -> str:
     """Return the message about a loss class of torch that has no name in ipufit."""
     kind = getattr(torch.nn, name)
     parameters = inspect.signature(kind).parameters.values()

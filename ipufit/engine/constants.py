@@ -101,20 +101,20 @@ def _origin(module_name: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _names_in(code: CodeType) -> frozenset[str]:
+def _code_names(code: CodeType) -> frozenset[str]:
     """Return the names in a function's code, and the strings that may be names."""
     texts = (text for text in code.co_consts if isinstance(text, str))
     inner = (part for part in code.co_consts if isinstance(part, CodeType))
-    return frozenset({*code.co_names, *texts}.union(*map(_names_in, inner)))
+    return frozenset({*code.co_names, *texts}.union(*map(_code_names, inner)))
 
 
 @functools.lru_cache(maxsize=4096)
-def _globals_in(code: CodeType) -> frozenset[str]:
+def _code_globals(code: CodeType) -> frozenset[str]:
     """Return the global variables that a function reads; `self.loss` isn't `loss`."""
     steps = dis.get_instructions(code)
     read = (s.argval for s in steps if s.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     inner = (part for part in code.co_consts if isinstance(part, CodeType))
-    return frozenset(read).union(*map(_globals_in, inner))
+    return frozenset(read).union(*map(_code_globals, inner))
 
 
 def _contents(value: Any) -> Any:
@@ -327,9 +327,9 @@ class ReadableValues:
             self._follow(f"{path}.{name}", getattr, function, name)
         if _origin(variables.get("__name__", "__main__")) != "user":
             return
-        names = _names_in(code)
+        names = _code_names(code)
         self._add_names(names)
-        self._visit_variables("global ", variables, _globals_in(code))
+        self._visit_variables("global ", variables, _code_globals(code))
         package, imported = variables.get("__package__") or "", set(names)
         while package:
             imported.update(f"{package}.{name}" for name in names)

@@ -573,9 +573,9 @@ class Evaluation(Inference):
             )
         for rows in self.left_over if has_scalars else ():
             if rows not in self._shorter:  # compiled before the run begins
-                self._of_size(rows)
+                self._smaller_evaluation(rows)
 
-    def _of_size(self, rows: int) -> Inference:
+    def _smaller_evaluation(self, rows: int) -> Inference:
         """Return the prepared evaluation for micro-batches of fewer rows."""
         if rows not in self._shorter:
             self._shorter[rows] = self.resized(rows)
@@ -686,7 +686,7 @@ class Evaluation(Inference):
         for rows in left_over:
             count = rows if rows == own else 0
             first = call.num_real - own if count else 0
-            short = self._of_size(rows)
+            short = self._smaller_evaluation(rows)
             batch = [leaf[first : first + rows] for leaf in call.batch]
             batch = pad(batch, short.plan.samples_per_call)
             self._add_rows(short, Call(batch, count, call.num_real_of_each))

@@ -416,16 +416,16 @@ def probability_outputs(outputs: Any, noted: ResultsNoted) -> dict[str, str]:
         "sigmoid" or "softmax" by the output's name, which is empty for a single
         output.
     """
-    parts = _by_name(outputs).items()
+    parts = _outputs_by_name(outputs).items()
     functions = {name: noted.function_of(part) for name, part in parts}
     return {name: function for name, function in functions.items() if function}
 
 
-def _by_name(outputs: Any) -> dict[str, Any]:
+def _outputs_by_name(outputs: Any) -> dict[str, Any]:
     return named_outputs(outputs) or {"": _pick(outputs, _bare_key(outputs))}
 
 
-def _instead_of(misuse: Misuse, loss: Loss, part: LabeledOutput) -> str:
+def _misuse_advice(misuse: Misuse, loss: Loss, part: LabeledOutput) -> str:
     """Return the advice for a loss that doesn't take probabilities."""
     squashing, output, target = misuse.squashing, part.output, part.target
     if misuse.taken != "logits":
@@ -860,7 +860,7 @@ class BoundObjective(NamedTuple):
         for slot, loss, weight in self.losses:
             part, noted = slot.part(outputs, labels), ResultsNoted()
             for name, function in self.probabilities.items():
-                noted.note(_by_name(outputs)[name], function)
+                noted.note(_outputs_by_name(outputs)[name], function)
             with contextlib.ExitStack() as stack:
                 stack.enter_context(shapes_in_errors(f"The loss {loss.name!r}", part))
                 if self.probabilities:
@@ -915,7 +915,7 @@ class BoundObjective(NamedTuple):
             message = (
                 f"The loss {loss.name!r} takes {misuse.taken}, and the module's "
                 f"{output} comes from a {misuse.squashing}: they are probabilities. "
-                f"{_instead_of(misuse, loss, part)}"
+                f"{_misuse_advice(misuse, loss, part)}"
             )
             if loss.refuses_probabilities:
                 raise ConfigError(message)
@@ -1051,7 +1051,7 @@ def resolve_objective(
     """
     losses = tuple(
         (key, resolve_loss(item))
-        for key, item in _by_output(loss, are_listed=True).items()
+        for key, item in _key_by_output(loss, are_listed=True).items()
         if item is not None
     )
     if loss is not None and not losses:
@@ -1066,14 +1066,14 @@ def resolve_objective(
         are_nested = isinstance(of_kind, (list, tuple)) and any(
             isinstance(item, (list, tuple, type(None))) for item in of_kind
         )
-        for key, items in _by_output(of_kind, are_listed=are_nested).items():
+        for key, items in _key_by_output(of_kind, are_listed=are_nested).items():
             taken = {m.name for m in resolved if m.output == key}
             listed = listed_metrics(items)
             by_name = resolve_metrics([item for _, item in listed])
             length = len(items) if isinstance(items, (list, tuple)) else 1
             for (position, item), (name, metric) in zip(listed, by_name.items()):
                 full = f"weighted_{name}" if is_weighted and name in taken else name
-                listed_at = (position, length) if _is_of_one_output(item) else None
+                listed_at = (position, length) if _has_single_output(item) else None
                 resolved.append(
                     OutputMetric(key, full, metric, is_weighted, listed_at, item)
                 )
@@ -1082,7 +1082,7 @@ def resolve_objective(
     return Objective(losses, weights, tuple(resolved), num_listed, steps)
 
 
-def _by_output(values: Any, *, are_listed: bool) -> dict[OutputKey, Any]:
+def _key_by_output(values: Any, *, are_listed: bool) -> dict[OutputKey, Any]:
     """Return the values by `OutputKey`: per output, or one value for all outputs.
 
     Args:
@@ -1097,7 +1097,7 @@ def _by_output(values: Any, *, are_listed: bool) -> dict[OutputKey, Any]:
     return {None: values}
 
 
-def _is_of_one_output(item: Any) -> bool:
+def _has_single_output(item: Any) -> bool:
     """Return whether a metric is about one output: all but users' functions."""
     return isinstance(item, (str, Metric, StreamedMetric)) or hasattr(item, "compute")
 
@@ -1107,7 +1107,7 @@ def _weights(
 ) -> dict[OutputKey, float]:
     if loss_weights is None:
         return {}
-    weights = _by_output(loss_weights, are_listed=True)
+    weights = _key_by_output(loss_weights, are_listed=True)
     for key, weight in weights.items():
         check_number(f"the weight of {key!r}", weight, least=0, of="loss_weights")
         weights[key] = float(weight)

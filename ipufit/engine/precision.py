@@ -299,11 +299,11 @@ def compute_in_types(module: torch.nn.Module, config: IPUConfig) -> None:
 
 
 def _widened_inputs(_module: Any, args: Any, kwargs: Any) -> Any:
-    return _as(torch.float32, args), _as(torch.float32, kwargs)
+    return _cast(torch.float32, args), _cast(torch.float32, kwargs)
 
 
 def _narrowed_outputs(_module: Any, _args: Any, outputs: Any) -> Any:
-    return _as(torch.float16, outputs)
+    return _cast(torch.float16, outputs)
 
 
 class HalfWeights(TorchFunctionMode):
@@ -369,11 +369,11 @@ class HalfWeights(TorchFunctionMode):
 
         def enter(_module: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
             self._num_float32 += 1
-            return _as(torch.float32, args), _as(torch.float32, kwargs)
+            return _cast(torch.float32, args), _cast(torch.float32, kwargs)
 
         def leave(_module: Any, _args: Any, outputs: Any) -> Any:
             self._num_float32 -= 1
-            return outputs if self._num_float32 else _as(torch.float16, outputs)
+            return outputs if self._num_float32 else _cast(torch.float16, outputs)
 
         return (
             module.register_forward_pre_hook(enter, with_kwargs=True),
@@ -399,7 +399,7 @@ def _is_in_place(name: str) -> bool:
     return name.endswith("_")
 
 
-def _as(dtype: torch.dtype, values: Any) -> Any:
+def _cast(dtype: torch.dtype, values: Any) -> Any:
     """Cast floating-point tensors in nested values, except 0-d ones."""
     other = torch.float32 if dtype == torch.float16 else torch.float16
 

@@ -161,10 +161,10 @@ def weights_of(module: torch.nn.Module) -> list[Tensor]:
         >>> len(weights_of(torch.nn.BatchNorm1d(2)))
         5
     """
-    return _tensors_in(module, "_parameters", "_buffers")
+    return _collect_tensors(module, "_parameters", "_buffers")
 
 
-def _tensors_in(module: torch.nn.Module, *attributes: str) -> list[Tensor]:
+def _collect_tensors(module: torch.nn.Module, *attributes: str) -> list[Tensor]:
     """Return all parameters or buffers of a module, each once."""
     tensors: dict[int, Tensor] = {}
     for attribute in attributes:
@@ -724,7 +724,7 @@ class TrainedParts:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module, self._parts = module, modules_of(module)
-        self._weights = _tensors_in(module, "_parameters")
+        self._weights = _collect_tensors(module, "_parameters")
         self._before = self._now()
 
     def _now(self) -> list[bool]:

@@ -275,7 +275,7 @@ def _program_findings(training: Training) -> Iterator[Finding]:
             "batch norm",
             f"{len(names)} {layers} over the {plan.micro_batch_size} samples of a "
             f"micro-batch, not over the {plan.batch_size} of a batch "
-            f"({_first_of(names, 3)}). Use a larger micro_batch_size, or GroupNorm, "
+            f"({_list_first(names, 3)}). Use a larger micro_batch_size, or GroupNorm, "
             "which mixes no samples.",
             norms[0],
         )
@@ -291,7 +291,7 @@ def _program_findings(training: Training) -> Iterator[Finding]:
         )
 
 
-def _first_of(names: Sequence[str], count: int) -> str:
+def _list_first(names: Sequence[str], count: int) -> str:
     return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
@@ -359,7 +359,7 @@ def _dtype_findings(
         names = list(dict.fromkeys(name for name, dtype in types if dtype == wide))
         if names:
             kind = str(wide).replace("torch.", "")
-            what = f"{kind} becomes {narrow} on an IPU: {_first_of(names, 4)}"
+            what = f"{kind} becomes {narrow} on an IPU: {_list_first(names, 4)}"
             yield _finding(severity, "dtype", what)
 
 

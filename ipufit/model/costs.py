@@ -256,14 +256,14 @@ def split_of_module(
     else:
         split = smallest_split(costs, CAPACITY)
     uncounted = sorted({name for cost in costs for name in cost.uncounted})
-    return split.names, _in_words(split, uncounted)
+    return split.names, _describe_split(split, uncounted)
 
 
-def _in_words(split: Split, uncounted: Sequence[str]) -> str:
+def _describe_split(split: Split, uncounted: Sequence[str]) -> str:
     """Describe the stages in one line, to show with a compilation.
 
     Example:
-        >>> print(_in_words(Split(("stem", "body"), (3, 7), (0, 0), (8,)), []))
+        >>> print(_describe_split(Split(("stem", "body"), (3, 7), (0, 0), (8,)), []))
         pipeline='auto': 2 stages, 30% and 70% of the operations, begin at stem and body
     """
     if len(split.names) == 1:

@@ -617,7 +617,7 @@ class IPUModel:
                     test.run(hooks, run)
             finally:
                 test.batches.close()
-        return _as_asked(test.metrics, return_dict)
+        return _format_metrics(test.metrics, return_dict)
 
     def predict(
         self,
@@ -671,7 +671,7 @@ class IPUModel:
         if not self.processes.are_several:
             return parts
         return (
-            _in_order(self.processes.gathered(_plain(part)), plan.batches)
+            _join_processes(self.processes.gathered(_plain(part)), plan.batches)
             for part in parts
         )
 
@@ -759,7 +759,7 @@ class IPUModel:
                     optimization.num_updates += updates
         training.metrics.gather()
         self._planner.last_source = source
-        return _as_asked(training.metrics, return_dict)
+        return _format_metrics(training.metrics, return_dict)
 
     def test_on_batch(
         self,
@@ -793,7 +793,7 @@ class IPUModel:
         self._require_ipus()
         test.prepare(Notes())
         test.run(CallbackList(None), RunState(processes=self.processes))
-        return _as_asked(test.metrics, return_dict)
+        return _format_metrics(test.metrics, return_dict)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Return the outputs for one batch, in calls like those of `test_on_batch`.
@@ -1712,13 +1712,15 @@ class IPUModel:
             return joined(parts)
         of_processes = self.processes.gathered([_plain(part) for part in parts])
         calls = zip(*of_processes)
-        return joined(_in_order(call, plan.batches) for call in calls)
+        return joined(_join_processes(call, plan.batches) for call in calls)
 
 
 # Metrics and outputs ------------------------------------------------------------------
 
 
-def _as_asked(metrics: MetricState, return_dict: bool) -> Logs | float | list[float]:
+def _format_metrics(
+    metrics: MetricState, return_dict: bool
+) -> Logs | float | list[float]:
     """Return metrics by name; or as Keras's list; or the loss if it is the only one."""
     named = metrics.logs() if return_dict else metrics.in_order()
     values = list(named.values())
@@ -1737,7 +1739,7 @@ def _plain(outputs: Any) -> Any:
     return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, outputs)
 
 
-def _in_order(of_processes: Sequence[Any], batches: InferenceBatches) -> Any:
+def _join_processes(of_processes: Sequence[Any], batches: InferenceBatches) -> Any:
     """Join the outputs of all processes for a call, in the order of the samples."""
     rows = batches.plan_of_samples.samples_per_update
     of_passes = itertools.zip_longest(*(in_passes(part, rows) for part in of_processes))
