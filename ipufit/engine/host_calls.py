@@ -361,8 +361,8 @@ class HostProgram:
             240
         """
         metrics = [output_metric.metric for output_metric in objective.metrics]
-        means = MeanMetric.result
-        if all(not isinstance(m, Metric) or type(m).result is means for m in metrics):
+        means = Metric.result, MeanMetric.result
+        if all(not isinstance(m, Metric) or type(m).result in means for m in metrics):
             return 0
         size, count = self.output_size(), 0
         if size is not None:
