@@ -284,7 +284,7 @@ def test_a_malformed_file_of_tensors_is_refused(path, tmp_path, name):
     with pytest.raises(DamagedCheckpointError, match=r"model\.safetensors"):
         load_checkpoint(path)
     (tmp_path / "a.safetensors").write_bytes(TENSORS[name])
-    with pytest.raises(DataError, match="no whole safetensors file"):
+    with pytest.raises(DataError, match="a whole safetensors file"):
         load_weights(tmp_path / "a.safetensors")
 
 
