@@ -184,7 +184,7 @@ ENDLESS = "import time\nwhile True: time.sleep(0.01)"
         (MADE, "{}:broken", "line 3, in broken.*ZeroDivisionError"),
         (MADE, "{}:other", "a compiled IPUModel with its data: .* It has returned int"),
         (MADE, "{}:many", r"It has returned \(int, str, int, int\)\."),
-        (MAKE, "{}:make", "gives a model and no data"),
+        (MAKE, "{}:make", "returns a model and no data"),
         (BARE, "{}:make", r"You must call compile\(\)"),
         (FIT.replace("(8, 3)", "(7, 3)"), "{}.py", r"inputs of float32 \[4, 4\]"),
         (FIT, "--device mk9 {}.py", "Unknown kind of IPU 'mk9'"),
