@@ -45,7 +45,7 @@ def main() -> None:
         return
     lines = ["commands:"]
     for known, command in COMMANDS.items():
-        title = _help_of(command).partition("\n")[0].rstrip(".")
+        title = _help_text(command).partition("\n")[0].rstrip(".")
         lines.append(f"  {known:11}  {title[:1].lower()}{title[1:]}")
     parser = argparse.ArgumentParser(
         prog="ipufit",
@@ -96,7 +96,7 @@ def check(arguments: Sequence[str]) -> None:
 
 
 def plan(arguments: Sequence[str]) -> None:
-    """Say what a script's fit takes of IPUs, run none of it.
+    """Report what a script's fit takes of IPUs, without training.
 
     The plan says what the first fit of a script takes of each IPU, how its pipeline
     runs, and what other settings would change. Nothing is trained, and no IPU is
@@ -139,7 +139,7 @@ def plan(arguments: Sequence[str]) -> None:
 
 
 def compile_(arguments: Sequence[str]) -> None:
-    """Compile a script's programs, run none.
+    """Compile a script's programs without running them.
 
     The programs of the script's first fit, of evaluate and of predict are compiled, on
     a machine with IPUs or without. Nothing is trained.
@@ -218,7 +218,7 @@ def _plain(value: Any) -> Any:
 # Parsers ------------------------------------------------------------------------------
 
 
-def _help_of(command: Command) -> str:
+def _help_text(command: Command) -> str:
     return inspect.getdoc(command) or ""
 
 
@@ -230,7 +230,7 @@ def _parser(
     The help is the docstring of the command: its text above the options, its examples
     below; then `more`.
     """
-    about, _, examples = _help_of(command).partition("Examples:\n")
+    about, _, examples = _help_text(command).partition("Examples:\n")
     parser = argparse.ArgumentParser(
         prog=f"ipufit {name}",
         usage=f"%(prog)s {usage}",

@@ -335,7 +335,7 @@ class Processes:
                 f"interrupted: it doesn't wait for {what}, because others are "
                 "elsewhere. Nothing can be saved by all processes now."
             )
-        group = _group_of(self.info)
+        group = _find_group(self.info)
         try:
             text = what.encode()
             header = torch.tensor([zlib.crc32(text), len(text), size])
@@ -407,7 +407,7 @@ def has_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _group_of(info: ProcessInfo) -> Any:
+def _find_group(info: ProcessInfo) -> Any:
     if not has_group():
         try:
             _make_group(info)

@@ -181,8 +181,8 @@ def mixed_inputs(inputs: Tensor, columns: Tensor) -> Tensor:
     if coefficients.box is not None:
         top, bottom, left, right = coefficients.box
         height, width = inputs.shape[-2:]
-        rows = _inside(height, top, bottom).reshape(-1, height, 1)
-        columns_inside = _inside(width, left, right).reshape(-1, 1, width)
+        rows = _mark_inside(height, top, bottom).reshape(-1, height, 1)
+        columns_inside = _mark_inside(width, left, right).reshape(-1, 1, width)
         box = rows.mul(columns_inside)
         box = box.reshape((-1, *(1,) * (inputs.dim() - 3), height, width))
         kept = kept.mul(1.0 - box)
@@ -190,7 +190,7 @@ def mixed_inputs(inputs: Tensor, columns: Tensor) -> Tensor:
     return inputs.mul(kept) + rolled(inputs).mul(1.0 - kept)
 
 
-def _inside(length: int, first: Tensor, end: Tensor) -> Tensor:
+def _mark_inside(length: int, first: Tensor, end: Tensor) -> Tensor:
     """Return `[rows, length]`: 1 for positions in `[first, end)`, else 0."""
     places = torch.arange(length, dtype=torch.float32, device=first.device)
     is_after = places.reshape(1, -1).ge(first.reshape(-1, 1)).to(torch.float32)

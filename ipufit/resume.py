@@ -113,7 +113,7 @@ def check_same_run(
     if checkpoint is None:
         return
     saved, now = BatchPlan(**checkpoint.state["plan"]), training.plan
-    odd = _changes(saved, now, "batch_size", "device_iterations")
+    odd = _list_changes(saved, now, "batch_size", "device_iterations")
     before = checkpoint.state["data"]["num_samples"]
     if before != num_samples:
         odd.append(f"samples were {before} and are {num_samples}")
@@ -133,11 +133,11 @@ def check_same_run(
     if saved == now or not get_process_info().is_first:
         return
     others = ["random numbers of devices, such as dropout masks"]
-    if _changes(saved, now, "replicas", "processes"):
+    if _list_changes(saved, now, "replicas", "processes"):
         others.append("running statistics, which go on from the first replica's")
     if saved.processes != now.processes:
         others.append("random numbers of transforms that don't belong to one sample")
-    changes = ", ".join(_changes(saved, now, *asdict(now)))
+    changes = ", ".join(_list_changes(saved, now, *asdict(now)))
     warn(
         f"The run goes on in another layout: {changes}. Data order, optimizer, "
         "schedule, loss and metrics continue, equal up to rounding. These differ from "
@@ -146,7 +146,7 @@ def check_same_run(
     )
 
 
-def _changes(saved: BatchPlan, now: BatchPlan, *names: str) -> list[str]:
+def _list_changes(saved: BatchPlan, now: BatchPlan, *names: str) -> list[str]:
     return [
         f"{name} was {getattr(saved, name)} and is {getattr(now, name)}"
         for name in names
@@ -817,7 +817,7 @@ class Snapshot:
         figures = None if run.is_epoch_done else training.metrics.state_dict()
         callbacks: Tensors = {}
         groups = {**trained.tensors, "callbacks": callbacks}
-        losses = files.copied_tensors(self._tensors_of_losses())
+        losses = files.copied_tensors(self._loss_tensors())
         if losses:
             groups["losses"] = losses
         buffers = self._float_buffers(groups) if run.processes.are_several else {}
@@ -841,7 +841,7 @@ class Snapshot:
             "plan": asdict(training.plan),
             "settings": dict(self.settings),
             "figures": _sum_figures([part.figures for part in parts]),
-            "callbacks": _without_arrays(self.hooks.state_dict(), callbacks),
+            "callbacks": _replace_arrays(self.hooks.state_dict(), callbacks),
         }
         if run.validated_calls and not run.is_epoch_done:
             state["run"]["validated"] = dict(run.validated)
@@ -851,7 +851,7 @@ class Snapshot:
                 {"num_blocks": part.num_blocks, "figures": part.figures}
                 for part in parts
             ]
-            groups["processes"] = _tensors_of_others(parts)
+            groups["processes"] = _other_process_tensors(parts)
         state["tensors"] = in_words(groups)
         return files.Checkpoint(groups, state)
 
@@ -889,7 +889,7 @@ class Snapshot:
     def _losses(self) -> torch.nn.Module:
         return torch.nn.ModuleList(self.training.metrics.objective.modules)
 
-    def _tensors_of_losses(self) -> Tensors:
+    def _loss_tensors(self) -> Tensors:
         """Return the tensors of losses, such as a weight that a callback anneals."""
         losses = self._losses()
         return dict([*losses.named_parameters(), *losses.named_buffers()])
@@ -911,7 +911,7 @@ class Snapshot:
 
     def _groups(self) -> dict[str, Mapping[str, Tensor]]:
         groups = groups_of_module(self.training.executors.module)
-        groups["losses"] = self._tensors_of_losses()
+        groups["losses"] = self._loss_tensors()
         if self.training.average is not None:
             groups["average"] = self.training.average.averages
         return groups
@@ -931,9 +931,9 @@ class Snapshot:
         """
         training = self.training
         self.trained.check(checkpoint)
-        self.hooks.check_state(_callbacks_of(checkpoint))
+        self.hooks.check_state(_callback_states(checkpoint))
         if "losses" in checkpoint.tensors:
-            check_weights(self._tensors_of_losses(), checkpoint.tensors["losses"])
+            check_weights(self._loss_tensors(), checkpoint.tensors["losses"])
         others = checkpoint.tensors.get("processes", {})
         for index in range(_num_processes(checkpoint)):
             for group, own in self._groups().items():
@@ -982,7 +982,7 @@ class Snapshot:
         self._put_back_device(checkpoint)
         with torch.no_grad():
             for name, tensor in checkpoint.tensors.get("losses", {}).items():
-                self._tensors_of_losses()[name].copy_(tensor)
+                self._loss_tensors()[name].copy_(tensor)
             if are_as_many:
                 self._put_back_buffers(checkpoint.tensors.get("processes", {}))
         # Callbacks may look at the counters when they load their states.
@@ -992,7 +992,7 @@ class Snapshot:
             run.stop(state["run"]["stop_reason"])
         run.validated = dict(state["run"].get("validated", {}))
         run.validated_calls = state["run"].get("validated_calls", 0)
-        self.hooks.load_state_dict(_callbacks_of(checkpoint))
+        self.hooks.load_state_dict(_callback_states(checkpoint))
         # on_train_begin may have set other rates than the run had.
         training.optimization.values.restore(state["optimizer"])
         training.optimization.load_state_dict(state["updates"])
@@ -1048,7 +1048,7 @@ class Snapshot:
         executors.send_weights()
 
 
-def _tensors_of_others(parts: Sequence[_ProcessState]) -> Tensors:
+def _other_process_tensors(parts: Sequence[_ProcessState]) -> Tensors:
     """Return the random states of processes 1 and up, and their buffers that differ."""
     tensors: Tensors = {}
     for index, part in enumerate(parts[1:], 1):
@@ -1129,12 +1129,12 @@ def _sum_figures(figures: Sequence[dict[str, Any] | None]) -> dict[str, Any] | N
     }
 
 
-def _without_arrays(value: Any, tensors: Tensors) -> Any:
+def _replace_arrays(value: Any, tensors: Tensors) -> Any:
     """Replace the arrays in a state by their names, and add them to the tensors.
 
     Example:
         >>> tensors = {}
-        >>> _without_arrays({"best": np.ones(2), "wait": 1}, tensors)
+        >>> _replace_arrays({"best": np.ones(2), "wait": 1}, tensors)
         {'best': {'$tensor': '0', 'is_array': True}, 'wait': 1}
         >>> tensors
         {'0': tensor([1., 1.], dtype=torch.float64)}
@@ -1144,15 +1144,15 @@ def _without_arrays(value: Any, tensors: Tensors) -> Any:
         tensors[name] = torch.as_tensor(value).detach().cpu().clone()
         return {"$tensor": name, "is_array": isinstance(value, np.ndarray)}
     if isinstance(value, dict):
-        return {key: _without_arrays(one, tensors) for key, one in value.items()}
+        return {key: _replace_arrays(one, tensors) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         if are_numbers(value):
             return list(value)
-        return [_without_arrays(one, tensors) for one in value]
+        return [_replace_arrays(one, tensors) for one in value]
     return value
 
 
-def _callbacks_of(checkpoint: files.Checkpoint) -> Any:
+def _callback_states(checkpoint: files.Checkpoint) -> Any:
     """Return the states of the callbacks in a checkpoint, with their arrays.
 
     Raises:

@@ -516,13 +516,13 @@ class CallbackList(Callback):
         if state is None or set(state) == set(saved):
             return saved
         now = {key: c for key, c in saved.items() if _has_state(c)}
-        names = {*map(_name_in, now)}
+        names = {*map(_callback_name, now)}
         before = [
             key
             for key in sorted(state, key=_position)
-            if state[key] or _name_in(key) in names
+            if state[key] or _callback_name(key) in names
         ]
-        if [*map(_name_in, before)] != [*map(_name_in, now)]:
+        if [*map(_callback_name, before)] != [*map(_callback_name, now)]:
             _refuse_callbacks(before, list(now))
         return dict(zip(before, now.values()))
 
@@ -555,7 +555,7 @@ def _has_state(callback: Callback) -> bool:
     return is_own or bool(callback.saved_attributes)
 
 
-def _name_in(key: str) -> str:
+def _callback_name(key: str) -> str:
     return key.partition(":")[2]
 
 
@@ -582,7 +582,7 @@ def _refuse_callbacks(before: list[str], now: list[str]) -> None:
     """
     missing: list[str] = []
     new: list[str] = []
-    names = [*map(_name_in, before)], [*map(_name_in, now)]
+    names = [*map(_callback_name, before)], [*map(_callback_name, now)]
     changes = difflib.SequenceMatcher(None, *names, autojunk=False).get_opcodes()
     for change, begin, end, new_begin, new_end in changes:
         if change != "equal":
@@ -600,7 +600,7 @@ def _refuse_callbacks(before: list[str], now: list[str]) -> None:
 
 
 def _numbered(key: str) -> str:
-    return f"{_name_in(key)} (number {_position(key)})"
+    return f"{_callback_name(key)} (number {_position(key)})"
 
 
 def _hears_every(callback: Callback) -> int | None:

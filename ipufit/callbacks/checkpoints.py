@@ -200,7 +200,7 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
             check_flags("ModelCheckpoint", save_weights_only=save_weights_only)
         as_path(filepath, "filepath")
         self.filepath = os.fspath(filepath)
-        self.save_weights_only = _is_of_weights(self.filepath, save_weights_only)
+        self.save_weights_only = _is_weights_path(self.filepath, save_weights_only)
         self.save_best_only = save_best_only
         self.store: CheckpointStore | None = None
         if keep is not None:
@@ -430,7 +430,7 @@ class BackupAndRestore(SavingCallback):
         self.store.clear()
 
 
-def _is_of_weights(filepath: str, weights_only: bool | None) -> bool:
+def _is_weights_path(filepath: str, weights_only: bool | None) -> bool:
     """Return whether the suffix of a path is that of a weights file."""
     is_file = filepath.endswith(SUFFIX)
     is_other = not is_file and _OTHER_SUFFIX.search(filepath) is not None

@@ -136,7 +136,7 @@ class History(Callback):
         all_axes = _axes_for(len(shown), axes)
         for name, part in zip(shown, all_axes):
             for key, values in self.history.items():
-                trained, label = self._part_of(key)
+                trained, label = self._axes_and_label(key)
                 if name in (key, trained) or key == f"val_{name}":
                     epochs = [epoch + 1 for epoch in self.epochs_of[key]]
                     marker = (
@@ -157,7 +157,9 @@ class History(Callback):
                 "after fit()."
             )
         if names is None:
-            return [name for name in self.history if self._part_of(name)[0] == name]
+            return [
+                name for name in self.history if self._axes_and_label(name)[0] == name
+            ]
         asked = [names] if isinstance(names, str) else list(names)
         for name in asked:
             if name.endswith((".svg", ".png", ".pdf")):
@@ -169,7 +171,7 @@ class History(Callback):
                 raise UnknownNameError("metric", name, self.history)
         return asked
 
-    def _part_of(self, key: str) -> tuple[str, str]:
+    def _axes_and_label(self, key: str) -> tuple[str, str]:
         """Return the training metric whose axes show a metric, and the curve's label.
 
         `val_loss` is drawn with `loss`, as "validation". If validation sets have names,

@@ -358,12 +358,12 @@ class ProgressBar(_Printing):
 
         done, seconds = self._steps_done, self._seconds()
         total = self.params.get("steps")  # None for a stream of unknown length
-        times = _in_hours(seconds)
+        times = _format_hours(seconds)
         if total is not None and self._first_call is not None:
             first_seconds, first_steps = self._first_call
             if done > first_steps:
                 per_step = (seconds - first_seconds) / (done - first_steps)
-                times += f" ETA {_in_hours(per_step * max(total - done, 0))}"
+                times += f" ETA {_format_hours(per_step * max(total - done, 0))}"
         counts = f"{done}/{'?' if total is None else total}"
         cells: list[RenderableType] = [Text(self._title)]
         cells += [Text(counts, "green"), Text(times, "yellow")]
@@ -379,7 +379,7 @@ class ProgressBar(_Printing):
         return Group(row) if is_wide else Group(row, figures)
 
 
-def _in_hours(seconds: float) -> str:
+def _format_hours(seconds: float) -> str:
     """Format a duration as 0:01:02."""
     return str(timedelta(seconds=int(seconds)))
 

@@ -211,7 +211,7 @@ class _Batches:
             )
             if left <= 0:
                 return
-            sample_of = partial(_sample_of, order, first)
+            sample_of = partial(_sample_index, order, first)
             self.source.check(batch, sample_of)
             yield batch, self._division.num_of_each(min(left, rows))
 
@@ -291,7 +291,7 @@ class _Batches:
             yield pad(batch or last or self.source.example(1), self._rows), each
 
 
-def _sample_of(order: Order, first: int, row: int) -> int:
+def _sample_index(order: Order, first: int, row: int) -> int:
     """Return the index of the sample in a row of a call that begins at `first`."""
     return int(order.indices()[first + row]) % order.count
 

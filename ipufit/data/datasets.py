@@ -294,16 +294,16 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         """Return one sample; numbers become tensors."""
-        return self.flat(self.dataset[self._begin(index)], index)
+        return self.flat(self.dataset[self._seed_sample(index)], index)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
         """Return a batch of samples, for torch's loaders."""
         try:
-            together = _getitems_of(self.dataset)
+            together = _find_getitems(self.dataset)
             if together is None:
-                items = [self.dataset[self._begin(index)] for index in indices]
+                items = [self.dataset[self._seed_sample(index)] for index in indices]
             else:
-                self._begin(indices[0])
+                self._seed_sample(indices[0])
                 items = together([int(index) % len(self) for index in indices])
                 if len(items) != len(indices):
                     raise DataError(
@@ -322,7 +322,7 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
             raise
         return leaves
 
-    def _begin(self, key: int) -> int:
+    def _seed_sample(self, key: int) -> int:
         """Split a key into pass and sample index, seed from both, return the index."""
         number, index = divmod(int(key), len(self))
         if self.seed is not None:
@@ -390,14 +390,14 @@ def _stacked_leaf(values: Sequence[Any]) -> Tensor | None:
     return stacked if get_worker_info() is None else stacked.contiguous()
 
 
-def _getitems_of(dataset: Any) -> Callable[[Sequence[int]], list[Any]] | None:
+def _find_getitems(dataset: Any) -> Callable[[Sequence[int]], list[Any]] | None:
     """Return the method that reads several samples at once, or None.
 
     A `Subset` uses its dataset's method. A class with its own `__getitem__` and an
     inherited `__getitems__` gets None: the latter would bypass the former.
     """
     if type(dataset) is Subset:
-        read, chosen = _getitems_of(dataset.dataset), dataset.indices
+        read, chosen = _find_getitems(dataset.dataset), dataset.indices
         if read is None:
             return None
         inner = read

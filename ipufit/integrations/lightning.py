@@ -80,17 +80,17 @@ class LightningModel(IPUModel):
     @functools.wraps(IPUModel.fit, assigned=())  # type: ignore[override]
     def fit(self, *args: Any, **kwargs: Any) -> History:
         """Train by `training_step`, with the arguments of `IPUModel.fit`."""
-        return self._with_hooks(IPUModel.fit, _FIT, args, kwargs)
+        return self._call_with_hooks(IPUModel.fit, _FIT, args, kwargs)
 
     @functools.wraps(IPUModel.evaluate, assigned=())  # type: ignore[override]
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate by `validation_step`, with the arguments of `IPUModel.evaluate`."""
-        return self._with_hooks(IPUModel.evaluate, _VALIDATE, args, kwargs)
+        return self._call_with_hooks(IPUModel.evaluate, _VALIDATE, args, kwargs)
 
     @functools.wraps(IPUModel.predict, assigned=())  # type: ignore[override]
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict by `predict_step`, with the arguments of `IPUModel.predict`."""
-        return self._with_hooks(IPUModel.predict, _PREDICT, args, kwargs)
+        return self._call_with_hooks(IPUModel.predict, _PREDICT, args, kwargs)
 
     def test(self, *args: Any, **kwargs: Any) -> Logs:
         """Evaluate by `test_step`, with the arguments of `IPUModel.evaluate`.
@@ -101,7 +101,7 @@ class LightningModel(IPUModel):
         Raises:
             UnsupportedError: The module has no `test_step`.
         """
-        step = _step_of(self.module, _TEST, self._trainer_values)
+        step = _find_step(self.module, _TEST, self._trainer_values)
         if step is None:
             raise UnsupportedError(
                 f"{type(self.module).__name__} has no test_step: write one, or use "
@@ -113,12 +113,12 @@ class LightningModel(IPUModel):
         arguments = {**compiled, "validation_step": step}
         IPUModel.compile(tester, **arguments)
         try:
-            logs: Logs = tester._with_hooks(IPUModel.evaluate, _TEST, args, kwargs)
+            logs: Logs = tester._call_with_hooks(IPUModel.evaluate, _TEST, args, kwargs)
         finally:
             tester.detach()
         return logs
 
-    def _with_hooks(
+    def _call_with_hooks(
         self,
         method: Callable[..., Any],
         stage: _Stage,
@@ -248,9 +248,9 @@ def from_lightning(
         model,
         optimizer,
         lr_schedule=lr_schedule,
-        step=_step_of(trained, _FIT, values),
-        validation_step=_step_of(trained, _VALIDATE, values),
-        predict_step=_step_of(trained, _PREDICT, values),
+        step=_find_step(trained, _FIT, values),
+        validation_step=_find_step(trained, _VALIDATE, values),
+        predict_step=_find_step(trained, _PREDICT, values),
         **compile_arguments,
     )
     model._trainer_values = values
@@ -267,7 +267,7 @@ def _is_overridden(module: torch.nn.Module, name: str) -> bool:
 # Steps --------------------------------------------------------------------------------
 
 
-def _step_of(
+def _find_step(
     module: torch.nn.Module, stage: _Stage, values: Mapping[str, Any]
 ) -> _Step | None:
     """Return the step of a stage; None if the module doesn't have it."""
@@ -306,7 +306,7 @@ class _Step:
         is_training, is_prediction = self.stage == _FIT, self.stage == _PREDICT
         hear: Callable[..., None] = functools.partial(_record, logged)
         hear = _no_log(name) if is_prediction else hear
-        view = _view_of(module, hear, self.stage, self.values)
+        view = _make_view(module, hear, self.stage, self.values)
         step = getattr(view, name)
         with _refuse_changes(module, name):
             returned = step(batch, *([_BatchIndex()] if _takes_index(step) else []))
@@ -528,7 +528,7 @@ class _Trainer:
         vars(self)[name] = value
 
 
-def _view_of(
+def _make_view(
     module: torch.nn.Module,
     log: Callable[..., Any],
     stage: _Stage | None,
@@ -591,7 +591,7 @@ def _call_at_start(
 ) -> Any:
     """Call a hook of the module before the first epoch."""
     values = {**values, "current_epoch": 0, "global_step": 0}
-    return getattr(_view_of(module, _no_log(hook), None, values), hook)(**arguments)
+    return getattr(_make_view(module, _no_log(hook), None, values), hook)(**arguments)
 
 
 class _ModuleHooks(Callback):
@@ -630,7 +630,7 @@ class _ModuleHooks(Callback):
                 "should_stop": False,
             }
             values = {**self._trainer_values, **present}
-            view = _view_of(self._module, _no_log(hook), stage, values)
+            view = _make_view(self._module, _no_log(hook), stage, values)
             getattr(view, hook)()
             if view.trainer.should_stop:
                 self.model.stop_training = True

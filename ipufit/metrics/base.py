@@ -366,7 +366,7 @@ def outputs_first(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
     names = [parameter.name for parameter in parameters if parameter.kind in positional]
     if len(names) < 2 or _target_rank(names[0]) <= _target_rank(names[1]):
         return function
-    return functools.partial(_with_targets_first, function)
+    return functools.partial(_call_with_targets_first, function)
 
 
 def _target_rank(name: str) -> int:
@@ -377,18 +377,18 @@ def _target_rank(name: str) -> int:
     )
 
 
-def _with_targets_first(function: Any, outputs: Any, targets: Any) -> Any:
+def _call_with_targets_first(function: Any, outputs: Any, targets: Any) -> Any:
     return function(targets, outputs)
 
 
-_MARK_OR_IGNORE = (
+_MARK_OR_IGNORE_ADVICE = (
     "Mark those that don't count by -100, or by ignore_index={0} of "
     "torch.nn.CrossEntropyLoss, or of a metric that has it (ignore_class={0} of "
     "ipufit.metrics.MeanIoU)."
 )
 _MARK = "Mark those that don't count by -100."
 _MORE_CLASSES = "For more than two classes the model must have an output for each."
-_OF_BITS = (
+_BINARY_ADVICE = (
     "If each output has a 0 or 1 of its own, use a binary loss such as 'bce', metric "
     "'binary_accuracy', one such as ipufit.metrics.F1Score(multi_label=True), or masks "
     "with a channel axis, [N, 1, H, W]. If classes are on axis 1, give class indices."
@@ -407,7 +407,7 @@ def refuse_parts(name: str, sums: Tensor) -> None:
             "with classes on the last axis, and others for class indices. Here some "
             "rows don't sum to 1, some indices aren't classes of the outputs (from 0), "
             "or some 0s and 1s are other numbers. "
-            f"{_MARK_OR_IGNORE.format(255)} {_OF_BITS}"
+            f"{_MARK_OR_IGNORE_ADVICE.format(255)} {_BINARY_ADVICE}"
         )
 
 
@@ -445,7 +445,7 @@ def _name_target(targets: Tensor, is_wrong: Tensor, low: int, high: int) -> None
     what, kind, advice = (
         f"the target {value:g}",
         "classes",
-        _MARK_OR_IGNORE.format(f"{value:g}"),
+        _MARK_OR_IGNORE_ADVICE.format(f"{value:g}"),
     )
     if targets.is_floating_point():
         kind, advice = "numbers", f"{_MARK} {_MORE_CLASSES}"
@@ -466,7 +466,7 @@ def _name_row(targets: Tensor, is_wrong: Tensor) -> None:
     has = f"have {strange[0]:g}" if strange else f"sum to {float(row.sum()):g}"
     raise DataError(
         f"The metric {name!r} got targets of the outputs' shape that {has} along the "
-        f"last axis, and takes one-hot rows or probabilities. {_OF_BITS}"
+        f"last axis, and takes one-hot rows or probabilities. {_BINARY_ADVICE}"
     )
 
 
@@ -1061,14 +1061,14 @@ def call_by_rows(function: Callable[..., Any], *values: Any) -> Any:
     # ipufit's functions align by sample themselves.
     if str(getattr(owner, "__module__", "")).startswith("ipufit."):
         return function(*values)
-    origins = _tensors_of(values)
+    origins = _list_tensors(values)
     if len({tensor.shape for tensor, _ in origins}) < 2:
         return function(*values)
     with RowByRow(origins):
         return function(*values)
 
 
-def _tensors_of(values: Sequence[Any]) -> list[tuple[Tensor, int]]:
+def _list_tensors(values: Sequence[Any]) -> list[tuple[Tensor, int]]:
     """List the tensors with axes in values, each with a bit that marks the value."""
     return [
         (leaf, 1 << position)
@@ -1111,7 +1111,7 @@ class RowByRow(TorchFunctionMode):
     def in_step(cls, module: torch.nn.Module, batch: Any) -> Iterator[None]:
         """Align outputs of modules that a step calls with the parts of its batch."""
         parts = batch if isinstance(batch, tuple) else (batch,)
-        rows = cls(_tensors_of([None, *parts]))
+        rows = cls(_list_tensors([None, *parts]))
         of_inputs = 1 << 1  # the second bit; the first marks outputs
 
         def begin(part: torch.nn.Module, inputs: Any, by_name: Any) -> None:
@@ -1123,7 +1123,7 @@ class RowByRow(TorchFunctionMode):
         def end(part: torch.nn.Module, inputs: Any, outputs: Any) -> None:
             rows.depth = max(rows.depth - 1, 0)
             if not rows.depth:
-                made = _tensors_of([outputs])
+                made = _list_tensors([outputs])
                 rows._known.update({id(tensor): (tensor, bit) for tensor, bit in made})
 
         hooks = []
@@ -1145,13 +1145,13 @@ class RowByRow(TorchFunctionMode):
         if self.depth:
             return func(*args, **kwargs)
         known = [v for v in (*args, *kwargs.values()) if id(v) in self._known]
-        if len({tensor.shape for tensor in known}) > 1 and _is_of_elements(name):
+        if len({tensor.shape for tensor in known}) > 1 and _is_elementwise(name):
             like = max(known, key=Tensor.dim)
             args = [self._aligned(name, at, v, like) for at, v in enumerate(args)]
             kwargs = {at: self._aligned(name, at, v, like) for at, v in kwargs.items()}
         results = func(*args, **kwargs)
         for result in results if isinstance(results, (tuple, list)) else (results,):
-            if isinstance(result, Tensor) and _is_of_samples(name, result, known):
+            if isinstance(result, Tensor) and _keeps_samples(name, result, known):
                 bits = functools.reduce(operator.or_, map(self._bits, known))
                 self._known[id(result)] = result, bits
         return results
@@ -1181,7 +1181,7 @@ class RowByRow(TorchFunctionMode):
         return value
 
 
-def _is_of_samples(name: str, result: Tensor, known: list[Tensor]) -> bool:
+def _keeps_samples(name: str, result: Tensor, known: list[Tensor]) -> bool:
     if known and name in _SELECTING and result.dim() == known[0].dim():
         return result.shape[:1] == known[0].shape[:1]
     return any(result.shape == tensor.shape for tensor in known)
@@ -1208,7 +1208,7 @@ _OF_ELEMENTS = _LOSSES_OF_ELEMENTS.union(
 
 
 @functools.lru_cache(maxsize=None)
-def _is_of_elements(name: str) -> bool:
+def _is_elementwise(name: str) -> bool:
     """Return whether a function of torch works element by element."""
     if name.startswith("__"):  # __rsub__, __and__
         name = name.strip("_")

@@ -92,7 +92,7 @@ class AUC(Metric):
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the weight of the 1s above each threshold, then that of the 0s."""
-        parts = _by_label(self, outputs, targets, weights)
+        parts = _split_labels(self, outputs, targets, weights)
         scores, truths, counts = (part.unsqueeze(-1) for part in parts)
         if self._takes_logits:
             scores = torch.sigmoid(scores)
@@ -135,7 +135,7 @@ class _Ranked(CollectingMetric):
 
     def _rows(self, outputs: Any, targets: Any, weights: Tensor | None) -> list[Tensor]:
         with naming_targets(self.name):
-            return _by_label(self, outputs, targets, weights)
+            return _split_labels(self, outputs, targets, weights)
 
     def _figure(self, *rows: Tensor) -> float:
         """Compute the area; NaN if scores are NaN."""
@@ -232,7 +232,7 @@ def _against_rest(parts: Elements) -> Elements:
     return Elements(*(part.reshape(-1, part.shape[-1]) for part in checked))
 
 
-def _by_label(
+def _split_labels(
     metric: AUC | _Ranked, outputs: Tensor, targets: Tensor, weights: Tensor | None
 ) -> list[Tensor]:
     """Return scores, targets and weights `[rows, labels]`; one label for "micro"."""

@@ -802,7 +802,10 @@ class TorchScheduler(Setter):
         self._per_epoch = per_epoch
         self.is_per_update = not per_epoch
         changed = {"lr"}
-        if any(getattr(part, "cycle_momentum", False) for part in _parts_of(scheduler)):
+        if any(
+            getattr(part, "cycle_momentum", False)
+            for part in _list_schedulers(scheduler)
+        ):
             changed |= {"betas", "momentum"} & set(optimizer.defaults)
         for name in sorted(changed):
             mark_variable(optimizer, name)
@@ -851,7 +854,9 @@ class TorchScheduler(Setter):
 
     def describe(self) -> str:
         """Name the classes of the scheduler and of schedulers that it calls."""
-        names = ", ".join(type(part).__name__ for part in _parts_of(self._scheduler))
+        names = ", ".join(
+            type(part).__name__ for part in _list_schedulers(self._scheduler)
+        )
         return f"PerEpoch({names})" if self._per_epoch else names
 
     def state_dict(self) -> dict[str, Any]:
@@ -870,7 +875,7 @@ class TorchScheduler(Setter):
             self._mirror.source,
             super().state_fault(state, where, is_begun=is_begun),
         )
-        parts = [*_parts_of(self._scheduler)]
+        parts = [*_list_schedulers(self._scheduler)]
         if fault is not None or not all(map(_has_no_user_code, parts)):
             return fault
         groups = [dict(group) for group in source.param_groups]
@@ -881,7 +886,7 @@ class TorchScheduler(Setter):
             return None
         try:
             copied.load_state_dict(dict(state["scheduler"]))
-            for part in _parts_of(copied):
+            for part in _list_schedulers(copied):
                 part._get_lr_called_within_step = True
                 with contextlib.suppress(NotImplementedError):  # raised by SequentialLR
                     part.get_lr()
@@ -899,11 +904,11 @@ class TorchScheduler(Setter):
         self._mirror.forget()
 
 
-def _parts_of(scheduler: Any) -> Iterator[Any]:
+def _list_schedulers(scheduler: Any) -> Iterator[Any]:
     """Yield a scheduler, and the schedulers that it calls."""
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
-        yield from _parts_of(part)
+        yield from _list_schedulers(part)
 
 
 def _has_no_user_code(scheduler: Any) -> bool:
@@ -1012,7 +1017,7 @@ def make_rates(
             "function that makes one of an optimizer. For a function of the update's "
             "index pass lambda optimizer: LambdaLR(optimizer, function)."
         )
-    for part in _parts_of(scheduler):
+    for part in _list_schedulers(scheduler):
         if isinstance(part, lr_scheduler.ReduceLROnPlateau):
             raise UnsupportedError(
                 "torch's ReduceLROnPlateau needs a metric after each epoch, which a "

@@ -173,7 +173,7 @@ ENDLESS = "import time\nwhile True: time.sleep(0.01)"
         ("", "absent:make --fast", r"without arguments\. Got --fast"),
         ("", "absent:make", "There is no module 'absent', neither"),
         ("", "-m json.absent", "There is no module 'json.absent'"),
-        ("", "code/absent.py:make", "'code/absent.py' is a file.*give absent:make."),
+        ("", "code/absent.py:make", "'code/absent.py' is a file.*pass absent:make."),
         (PLANNED, "{}.py", "ended before it called fit"),
         ("raise SystemExit(3)", "{}.py", WITHOUT.format(3)),
         ("1 / 0", "{}.py", WITHOUT.format(1)),
