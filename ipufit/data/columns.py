@@ -399,13 +399,14 @@ class TrainingColumns:
             parts = parts._replace(weights=[weights])
         if structure.is_padded:
             is_item = torch.arange(division.rows).lt(each[division.index])
-            is_real, counts = is_item.to(torch.float32), division.num_in_updates(each)
+            share, counts = is_item.to(torch.float32), division.num_in_updates(each)
             if structure.rows is not None:
-                is_real = parts.share[0].mul(is_item.unsqueeze(1))
-                own = is_real.reshape(len(counts), -1).sum(dim=1)
-                counts = self._processes.summed(own)
+                share = parts.share[0].mul(is_item.unsqueeze(1))
+                in_updates = share.reshape(len(counts), -1).sum(dim=1)
+                counts = self._processes.summed(in_updates)
                 num_masked = int(counts.sum())
-            parts = parts._replace(share=[shares(is_real, counts, division.count)])
+            parts = parts._replace(share=[shares(share, counts, division.count)])
+            is_real = share
         if structure.ignored:
             counts = self._counts(parts.targets, is_real)
             if self._processes.are_several and not is_example:

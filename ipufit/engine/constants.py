@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dis
 import enum
 import functools
 import inspect
@@ -103,6 +104,15 @@ def _names_in(code: CodeType) -> frozenset[str]:
     texts = (text for text in code.co_consts if isinstance(text, str))
     inner = (part for part in code.co_consts if isinstance(part, CodeType))
     return frozenset({*code.co_names, *texts}.union(*map(_names_in, inner)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals_in(code: CodeType) -> frozenset[str]:
+    """Return the global variables that a function reads; `self.loss` isn't `loss`."""
+    steps = dis.get_instructions(code)
+    read = (s.argval for s in steps if s.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    inner = (part for part in code.co_consts if isinstance(part, CodeType))
+    return frozenset(read).union(*map(_globals_in, inner))
 
 
 def _contents(value: Any) -> Any:
@@ -317,7 +327,7 @@ class Snapshot:
             return
         names = _names_in(code)
         self._add_names(names)
-        self._visit_variables("global ", variables, names)
+        self._visit_variables("global ", variables, _globals_in(code))
         package, imported = variables.get("__package__") or "", set(names)
         while package:
             imported.update(f"{package}.{name}" for name in names)

@@ -48,7 +48,7 @@ from ipufit.engine.trace_checks import PLAIN, ResultsNoted, tensors_of
 from ipufit.engine.weights import checksum, is_counted, mode, unfetched, weights_of
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.metrics import FunctionMetric, Metric
-from ipufit.metrics.base import call_by_rows
+from ipufit.metrics.base import MeanMetric, call_by_rows
 
 
 def give_shapes(module: torch.nn.Module, source: Source) -> None:
@@ -358,8 +358,8 @@ class HostProgram:
             240
         """
         metrics = [output_metric.metric for output_metric in objective.metrics]
-        means = Metric.result
-        if all(not isinstance(m, Metric) or type(m).result is means for m in metrics):
+        means = Metric.result, MeanMetric.result
+        if all(not isinstance(m, Metric) or type(m).result in means for m in metrics):
             return 0
         size, count = self.output_size(), 0
         if size is not None:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import logging
 import random
+import sys
 import threading
 import weakref
 
@@ -424,6 +425,34 @@ def test_globals_that_are_only_called_like_other_names_may_change(moves):
         for name in names:
             del globals()[name]
     assert moves["compiled"] == 2  # of batches of two sizes
+
+
+class WithLoss(nn.Module):
+    """Counts its calls where no snapshot looks."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.loss = reference.network(), nn.CrossEntropyLoss()
+
+    def forward(self, x, y):
+        sys.num_calls += 1
+        outputs = self.net(x)
+        return outputs, self.loss(outputs, y)
+
+
+def test_a_global_with_the_name_of_an_attribute_calls_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "num_calls", 0, raising=False)
+    model = IPUModel(WithLoss())
+    model.compile("sgd")
+    globals()["loss"] = 0.0
+    try:
+        for batch in range(4):  # the loop of Keras: loss = model.train_on_batch(...)
+            globals()["loss"] = model.train_on_batch((X, Y))["loss"]
+            if batch == 0:
+                sys.num_calls = 0
+    finally:
+        del globals()["loss"]
+    assert sys.num_calls == 0
 
 
 class Global(Of):
