@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`batch_size` and its factors: some are given, the others are derived.
+"""`batch_size` and its factors: users set some, and the others are derived.
 
     batch_size = micro_batch_size * gradient_accumulation * replicas * processes
 
@@ -19,7 +19,7 @@ MOST_IPUS = 64
 """IPUs of one process (PopTorch, `CompilerImpl.cpp`: more need several processes)."""
 
 DEFAULT_BATCH_SIZE = 32
-"""Keras's batch size, for when no factor is given."""
+"""Keras's batch size, used if the user sets no factor."""
 
 
 def as_product(factors: Mapping[str, int]) -> str:
@@ -47,7 +47,7 @@ def micro_batches_in_flight(stages: int) -> int:
 
 
 def most_stages(micro_batches: int) -> int:
-    """Return the stages of the longest pipeline that so many micro-batches keep busy.
+    """Return the largest number of stages that these micro-batches keep busy.
 
     Example:
         >>> [most_stages(micro_batches) for micro_batches in (1, 2, 3)]
@@ -64,7 +64,7 @@ class BatchPlan:
         micro_batch_size: Samples of one forward pass on one replica.
         gradient_accumulation: Micro-batches of each replica per update.
         replicas: Copies of the model on the devices of one process.
-        processes: Processes that train together, each with these replicas.
+        processes: Processes that train together, each with `replicas` replicas.
         device_iterations: Updates per call; in inference, forward passes.
 
     Example:
@@ -169,16 +169,17 @@ def derive_plan(
     """Derive the factors that were left open.
 
     Args:
-        batch_size: Samples per update; None for the product of the given factors.
+        batch_size: Samples per update; None for the product of the factors that are
+            set.
         micro_batch_size: None to derive it.
-        gradient_accumulation: None to derive it: the smallest that is allowed.
+        gradient_accumulation: None to derive the smallest that is allowed.
         replicas: Replicas in one process.
         processes: Processes that train together.
         device_iterations: Updates per call.
         stages: Forward stages of the pipeline.
 
     Raises:
-        ConfigError: The factors don't fit together, or not the pipeline.
+        ConfigError: The factors don't fit each other or the pipeline.
 
     Example:
         >>> derive_plan(400, micro_batch_size=40, gradient_accumulation=None,
@@ -262,6 +263,6 @@ def _divide(
         remedy = f"The nearest legal values are {' and '.join(nearest)}."
     raise ConfigError(
         f"batch_size={batch_size} is not made of its factors: batch_size = micro-batch "
-        "* gradient accumulation * replicas * processes, and given are "
+        "* gradient accumulation * replicas * processes, and the settings are "
         f"{', '.join(factors)} (together {unit}). {remedy}"
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `ipufit`: check, compile, launch and plan scripts; `doctor` has its own.
+"""The command `ipufit`: check, compile, launch and plan scripts.
 
-The docstring of a command is its `--help`. Most commands need torch, which takes a
-while to import: `--help` and `launch` do without it.
+`doctor` is in `ipufit/doctor.py`. The docstring of a command is its `--help`. Most
+commands need torch, which is slow to import; `--help` and `launch` don't import it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .planning.plan import ModelPlan
 
 Command = Callable[[Sequence[str]], None]
-"""Gets the command line without `ipufit` and the command's name."""
+"""A function of the command line after `ipufit` and the command's name."""
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
         return
     lines = ["commands:"]
     for known, command in COMMANDS.items():
-        title = _help_of(command).partition("\n")[0].rstrip(".")
+        title = _help_text(command).partition("\n")[0].rstrip(".")
         lines.append(f"  {known:11}  {title[:1].lower()}{title[1:]}")
     parser = argparse.ArgumentParser(
         prog="ipufit",
@@ -72,8 +72,8 @@ def check(arguments: Sequence[str]) -> None:
     The exit status is 1 where PopTorch would refuse the program, 2 if there is no model
     to look at, else 0. See docs/how-to/check.md.
     """
-    # A program is surveyed by the emulator, so it must be built with its functions,
-    # also where PopTorch is installed. It is chosen at the first import of the seam.
+    # The emulator checks the program, so the program must be built with the emulator's
+    # functions, even if PopTorch is installed. `ipufit._poptorch` chooses at import.
     os.environ[_env.BACKEND] = "emulator"
     parser = _parser_of_program("check", check)
     parser.add_argument("--json", action="store_true", help="print data for programs")
@@ -96,7 +96,7 @@ def check(arguments: Sequence[str]) -> None:
 
 
 def plan(arguments: Sequence[str]) -> None:
-    """Say what a script's fit takes of IPUs, run none of it.
+    """Report what a script's fit takes of IPUs, without training.
 
     The plan says what the first fit of a script takes of each IPU, how its pipeline
     runs, and what other settings would change. Nothing is trained, and no IPU is
@@ -139,7 +139,7 @@ def plan(arguments: Sequence[str]) -> None:
 
 
 def compile_(arguments: Sequence[str]) -> None:
-    """Compile a script's programs, run none.
+    """Compile a script's programs without running them.
 
     The programs of the script's first fit, of evaluate and of predict are compiled, on
     a machine with IPUs or without. Nothing is trained.
@@ -218,7 +218,7 @@ def _plain(value: Any) -> Any:
 # Parsers ------------------------------------------------------------------------------
 
 
-def _help_of(command: Command) -> str:
+def _help_text(command: Command) -> str:
     return inspect.getdoc(command) or ""
 
 
@@ -227,10 +227,10 @@ def _parser(
 ) -> argparse.ArgumentParser:
     """Return a parser for a command that takes a script or, with `-m`, a module.
 
-    Its help is the docstring of the command: what it does, and below the options its
-    examples; then `more`.
+    The help is the docstring of the command: its text above the options, its examples
+    below; then `more`.
     """
-    about, _, examples = _help_of(command).partition("Examples:\n")
+    about, _, examples = _help_text(command).partition("Examples:\n")
     parser = argparse.ArgumentParser(
         prog=f"ipufit {name}",
         usage=f"%(prog)s {usage}",
@@ -297,14 +297,15 @@ def _errors_told(command: str) -> Iterator[None]:
 class EndOfProgram(BaseException):
     """Raised to end a program that runs for its model.
 
-    It is no `Exception`, so a script that catches errors of `fit` doesn't catch it.
+    This isn't an `Exception`, so a script that catches errors of `fit` doesn't catch
+    it.
     """
 
 
 def look_at_first_fit(
     options: argparse.Namespace, look: Callable[[Any, FitArguments], Any]
 ) -> Any:
-    """Run a program up to its first `fit`, and return what `look` makes of its model.
+    """Run a program up to its first `fit`, and return the result of `look`.
 
     `look` is called while a script waits, so the script's temporary files still exist.
     The program's standard output goes to standard error. No bytecode of the modules
@@ -314,11 +315,11 @@ def look_at_first_fit(
         options: `script`, the path of a script, the name of a module, or
             `module:function`; its `arguments`; `is_module`, `batch_size` and
             `time_limit`.
-        look: Called with the model, and the arguments of its `fit`.
+        look: Function of the model and the arguments of its `fit`.
 
     Raises:
-        ConfigError: There is no such program, it fails before it calls `fit`, ends
-            without doing so, or takes too long.
+        ConfigError: The program doesn't exist, fails before it calls `fit`, ends
+            without calling `fit`, or takes too long.
     """
     from .model import IPUModel
     from .model.arguments import FitArguments
@@ -331,7 +332,7 @@ def look_at_first_fit(
     def seen(model: Any, **of_fit: Any) -> Any:
         if "x" not in of_fit:
             raise ConfigError(
-                f"{program} gives a model and no data: shapes of a batch and the "
+                f"{program} returns a model and no data: shapes of a batch and the "
                 "number of samples are needed. Return (model, x) or (model, x, y)."
             )
         if options.batch_size is not None:
@@ -339,7 +340,7 @@ def look_at_first_fit(
         return look(model, FitArguments.of(of_fit))
 
     def stop(*args: Any, **kwargs: Any) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # the look may take its time
+        signal.setitimer(signal.ITIMER_REAL, 0)  # no time limit for `look`
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         model = bound.arguments.pop("self")
@@ -373,7 +374,7 @@ def look_at_first_fit(
             if is_script:
                 status = _run(program, is_module=options.is_module)
             else:
-                model, data = _made_by(program, options.arguments)
+                model, data = _call_function(program, options.arguments)
         if not is_script:
             signal.setitimer(signal.ITIMER_REAL, 0)
             return seen(model, **data)
@@ -404,7 +405,7 @@ def _run(program: str, *, is_module: bool) -> str | int:
             runpy.run_path(program, run_name="__main__")
     except SystemExit as ending:
         return 0 if ending.code is None else ending.code
-    except Exception as error:  # noqa: BLE001 - shown, and what was compiled after it
+    except Exception as error:  # noqa: BLE001 - shown; the compiled programs count
         _show(error)
         return 1
     return 0
@@ -418,8 +419,8 @@ def _show(error: Exception) -> None:
     traceback.print_exception(type(error), error, entry)
 
 
-def _made_by(name: str, arguments: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-    """Return the model that a function makes, and its data."""
+def _call_function(name: str, arguments: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """Return the model that the named function returns, and its data."""
     from .model import IPUModel
 
     if arguments:
@@ -461,7 +462,7 @@ def _function(name: str) -> Callable[[], Any]:
         stem = os.path.basename(module_name)[: -len(".py")]
         raise ConfigError(
             f"{module_name!r} is a file. A function is named with its module, as in an "
-            f"import: go to the file's folder and give {stem}:{path}."
+            f"import: go to the file's folder and pass {stem}:{path}."
         )
     _require_module(module_name)
     with _failures_shown(f"{module_name} can't be imported"):
@@ -475,7 +476,7 @@ def _function(name: str) -> Callable[[], Any]:
 
 def _require_script(path: str) -> None:
     if not os.path.isfile(path):
-        kind = "is a directory, and no script" if os.path.isdir(path) else "isn't there"
+        kind = "is a directory, not a script" if os.path.isdir(path) else "isn't there"
         raise ConfigError(f"There is no script {path!r}: it {kind}.")
 
 
@@ -484,7 +485,7 @@ def _require_module(name: str) -> None:
         is_there = importlib.util.find_spec(name) is not None
     except ModuleNotFoundError as error:
         is_there = not f"{name}.".startswith(f"{error.name}.")
-    except Exception:  # noqa: BLE001 - of its package; the import itself will show it
+    except Exception:  # noqa: BLE001 - an error of its package; importing will show it
         is_there = True
     if not is_there:
         raise ConfigError(
@@ -551,10 +552,9 @@ def launch(arguments: Sequence[str]) -> None:
         sys.exit(2)
     sys.stdout.flush()
     sys.stderr.flush()
-    # The launcher takes this process's place, so that nothing stands in between:
-    # signals of a terminal, a scheduler or `kill` reach it, and whoever waits for this
-    # process gets its exit code. A parent that only forwarded both would be one more
-    # thing that can die and leave the others behind.
+    # The launcher replaces this process: signals of a terminal, a scheduler or `kill`
+    # reach it directly, and a waiting process gets its exit code. A parent that only
+    # forwards both could die and leave the launcher behind.
     os.execvpe(command[0], command, {**os.environ, **variables})
 
 
@@ -656,9 +656,9 @@ def _require_shares(option: str, number: int, sharers: int, word: str) -> None:
 
 
 def _chosen_launcher() -> tuple[str, str]:
-    """Choose PopRun if PopTorch runs the models, else torchrun; with a remark.
+    """Choose PopRun if PopTorch runs the models, else torchrun; return a remark, too.
 
-    PopTorch is looked for and not imported, because an import may take IPUs.
+    PopTorch is searched for and not imported, because an import may take IPUs.
     """
     if _env.backend() == "emulator" or importlib.util.find_spec("poptorch") is None:
         return "torchrun", ""
@@ -682,13 +682,13 @@ def _poprun_line(
     if options.ipus_per_replica is not None:
         command.append(f"--ipus-per-replica={options.ipus_per_replica}")
     if not any(option.startswith("--vipu-") for option in options.options):
-        # That of the shell, or the one that Graphcore's Slurm makes for a job.
+        # The partition of the shell, or the one that Graphcore's Slurm makes for a job.
         job = os.environ.get("SLURM_JOB_ID") or os.environ.get("SLURM_JOBID")
         of_job = f"slurm_{job}" if job else ""
         partition = os.environ.get("IPUOF_VIPU_API_PARTITION_ID") or of_job
         command += [f"--vipu-partition={partition}"] if partition else []
-    # -u as torchrun does: output goes through a pipe, and would be lost with a process
-    # that is killed.
+    # -u as torchrun does: a killed process would lose output that is buffered for the
+    # pipe.
     python = [sys.executable, "-u", *(["-m"] if options.is_module else [])]
     return [*command, *options.options, *python, *program], {}
 
@@ -698,14 +698,14 @@ def _torchrun_line(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the arguments of torchrun on this host, and the variables to set.
 
-    Of an option that comes twice torchrun takes the last, which is the user's.
+    If an option occurs twice, torchrun takes the last: the user's.
     """
     hosts = _num_hosts(options.options)
     _require_shares("--processes", options.processes, hosts, "hosts")
     here = options.processes // hosts
     command = [sys.executable, "-m", "ipufit._torchrun", f"--nproc-per-node={here}"]
     if hosts == 1:
-        # As --standalone, which has one fixed port for all runs on a host in torch 2.0.
+        # Like --standalone, which in torch 2.0 uses one port for all runs on a host.
         command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
     elif not any(map(_MEETING_PLACE.match, [*options.options, *os.environ])):
         raise ConfigError(
@@ -713,12 +713,12 @@ def _torchrun_line(
             "--rdzv-endpoint HOST:29500 to the options, with one of the hosts."
         )
     if here > 1:
-        # 1: their standard output, to files. Errors still come to the terminal.
+        # 1: standard output of these processes goes to files, errors to the terminal.
         redirects = ",".join(f"{index}:1" for index in range(1, here))
         command.append(f"--redirects={redirects}")
     command += [*options.options, *(["--module"] if options.is_module else [])]
     if "--" in program:
-        command.append("--")  # torchrun drops the first one
+        command.append("--")  # torchrun drops the first "--"
     variables = {}
     if options.replicas is not None:
         variables[_env.REPLICAS] = str(options.replicas)

@@ -58,9 +58,9 @@ class ProcessInfo:
         index: Index of this process, from 0.
         count: Number of processes.
         local_index: Index of this process among those on its host.
-        launcher: `"poprun"`, `"torchrun"`, `"mpirun"`, `"srun"`; `"group"` for a
-            process group that the script made, `"config"` for `IPUConfig(process_id=)`;
-            `""` for a process that was started by itself.
+        launcher: `"poprun"`, `"torchrun"`, `"mpirun"` or `"srun"`; `"group"` for a
+            process group that the script made; `"config"` for `IPUConfig(process_id=)`;
+            `""` for a process without a launcher.
         replicas: Number of replicas of this process; None if the config decides.
 
     Example:
@@ -86,7 +86,7 @@ class ProcessInfo:
 
 
 ALONE = ProcessInfo()
-"""A process without others."""
+"""The only process of a run."""
 
 # This process -------------------------------------------------------------------------
 
@@ -116,7 +116,8 @@ def get_process_info() -> ProcessInfo:
         The process; `ProcessInfo(index=0, count=1)` for a single process.
 
     Raises:
-        ConfigError: Some of a launcher's variables are missing, or don't fit together.
+        ConfigError: Some of a launcher's variables are missing or contradict each
+            other.
 
     Example:
         >>> info = get_process_info()
@@ -128,7 +129,9 @@ def get_process_info() -> ProcessInfo:
         return _configured
     is_child = multiprocessing.parent_process() is not None
     if is_child and not has_group():
-        told = _env.process_of_parent()  # unless it was launched by itself since
+        told = (
+            _env.process_of_parent()
+        )  # unless a launcher has started this process since
         if told is not None and told[2] == _launched_in_words():
             return ProcessInfo(told[0], told[1], told[0], "config")
     info = _launched()
@@ -136,7 +139,7 @@ def get_process_info() -> ProcessInfo:
         info = ProcessInfo(dist.get_rank(), dist.get_world_size(), launcher="group")
         _tell_children(info)
     elif not is_child:
-        _tell_children(None)  # what another script or an ended group has left
+        _tell_children(None)  # clears the value of another script or an ended group
     return info
 
 
@@ -155,7 +158,7 @@ def _tell_children(info: ProcessInfo | None) -> None:
 
 
 def _launched_in_words() -> str:
-    """Return index and count from a launcher's variables; `?` if they contradict."""
+    """Describe the launcher's index and count; `?` if its variables contradict."""
     try:
         info = _launched()
     except ConfigError:
@@ -171,9 +174,9 @@ _SMALL = 2**20  # bytes
 _recent: deque[Tensor] = deque(maxlen=64)
 """Small tensors that were exchanged last.
 
-A thread of gloo lets go of a tensor some time after the exchange is done. If nobody
-else has it any more, the thread frees it, for which it needs the interpreter's lock;
-and torch 2.0 waits for the thread with that lock when it ends a group.
+A thread of gloo releases a tensor some time after the exchange is done. Without
+another reference, the thread frees the tensor, for which it needs the interpreter's
+lock. But torch 2.0 holds that lock while it waits for the thread to end a group.
 """
 
 _is_off = False
@@ -183,8 +186,8 @@ _is_off = False
 def exchanges_off() -> Iterator[None]:
     """Let every exchange inside the context fail at once.
 
-    A process whose run has failed is no longer at the same place as the others: they
-    would mistake what it sends.
+    A process whose run has failed is no longer at the same exchange as the others,
+    which would take its values for others.
 
     Example:
         >>> with exchanges_off():
@@ -201,7 +204,7 @@ def exchanges_off() -> Iterator[None]:
 
 
 class Processes:
-    """The processes of a run, for exchanges with the others.
+    """Exchanges values between the processes of a run.
 
     Every process must call the same methods in the same order. With a single process
     each method returns at once, and no process group is made.
@@ -213,7 +216,8 @@ class Processes:
         are_several: Whether there is more than one process.
 
     Raises:
-        ProcessError: From every method, if another process has ended or doesn't come.
+        ProcessError: From every method, if another process has ended or doesn't join
+            the exchange in time.
 
     Example:
         >>> alone = Processes()
@@ -266,7 +270,7 @@ class Processes:
             return
         parts: Any = torch.split(joined, [len(vector) for vector in vectors])
         for tensor, part in zip(tensors, parts):
-            # A copy: a part of the message may begin anywhere, a number may not.
+            # Copied, because numbers must be aligned in memory.
             tensor.detach().copy_(part.clone().view(tensor.dtype).view(tensor.shape))
 
     def first(self, value: T) -> T:
@@ -307,7 +311,7 @@ class Processes:
             **arguments: Arguments that must be equal in all processes.
 
         Raises:
-            ProcessError: They differ. The message has the calls of all processes.
+            ProcessError: The calls differ. The message has the calls of all processes.
         """
         if self.are_several:
             words = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
@@ -331,7 +335,7 @@ class Processes:
                 f"interrupted: it doesn't wait for {what}, because others are "
                 "elsewhere. Nothing can be saved by all processes now."
             )
-        group = _group_of(self.info)
+        group = _find_group(self.info)
         try:
             text = what.encode()
             header = torch.tensor([zlib.crc32(text), len(text), size])
@@ -372,7 +376,7 @@ def _kept(tensor: Tensor) -> Any:
 
 
 def _all_gather(group: Any, vector: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Return the vectors of all processes, which have these sizes."""
+    """Return the vectors of all processes, whose lengths are `sizes`."""
     padded = _kept(vector.new_zeros(max(sizes)))
     padded[: vector.numel()] = vector
     vectors = [_kept(torch.zeros_like(padded)) for _ in sizes]
@@ -389,10 +393,10 @@ def _unpickled(content: Tensor) -> Any:
     return pickle.loads(content.numpy().tobytes())
 
 
-# The group in which they exchange: torch.distributed's, with gloo ---------------------
+# The group for exchanges: torch.distributed's, with gloo ------------------------------
 #
-# A group that the script has made is used, and never ended. Otherwise one is made at
-# the first exchange.
+# A group that the script has made is used, and never ended. Otherwise a group is made
+# at the first exchange.
 
 _gloo_beside: dict[int, Any] = {}
 """The id of a default group of another kind -> the gloo group of its processes."""
@@ -403,7 +407,7 @@ def has_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _group_of(info: ProcessInfo) -> Any:
+def _find_group(info: ProcessInfo) -> Any:
     if not has_group():
         try:
             _make_group(info)
@@ -434,7 +438,7 @@ def _make_group(info: ProcessInfo) -> None:
     seconds = _env.process_timeout()
     timeout, end = timedelta(seconds=seconds), time.monotonic() + seconds
     host, port = _address(info)
-    # torchrun's agent may hold the store, whatever else has set variables.
+    # torchrun's agent may hold the store, even if another launcher is in use.
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     is_master = info.index == 0 and not has_agent
     torch_distributed: Any = dist
@@ -442,7 +446,7 @@ def _make_group(info: ProcessInfo) -> None:
 
     def connect() -> None:
         try:
-            # Process 0 waits for others when the group is made, and not here, too.
+            # Process 0 waits for the others when the group is made, not here.
             store = torch_distributed.TCPStore(
                 host, port, info.count, is_master, timeout, wait_for_workers=False
             )
@@ -450,18 +454,18 @@ def _make_group(info: ProcessInfo) -> None:
         except (RuntimeError, OSError, ValueError) as error:
             outcome.set_exception(error)
 
-    # torch tries twice, and waits for ever for another service at the port.
+    # torch tries twice, and would wait forever for another service at the port.
     threading.Thread(target=connect, daemon=True).start()
     try:
         store = outcome.result(timeout.total_seconds())
     except TimeoutError:
         raise OSError(f"nothing of process 0 answers at {host}:{port}") from None
     if has_agent:
-        # torchrun keeps its store when it starts processes again, and newer torch reads
-        # addresses of processes that are gone from it.
+        # torchrun keeps its store when it restarts processes, and newer torch would
+        # read the addresses of ended processes from it.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = torch_distributed.PrefixStore(f"ipufit/{attempt}", store)
-    # torch would begin to wait anew, and not say for whom.
+    # torch would restart its timeout, and not name the missing process.
     here = [f"ipufit is here: {index}" for index in range(info.count)]
     store.set(here[info.index], "")
     for index, key in enumerate(here):
@@ -486,11 +490,11 @@ def _end_group() -> None:
 
 
 def _address(info: ProcessInfo) -> tuple[str, int]:
-    """Return the host of process 0, and its port.
+    """Return the host and the port of process 0.
 
-    `MASTER_ADDR` and `MASTER_PORT` are used if set. Otherwise the host is this one if
-    Open MPI says that all processes are here, or the first host of SLURM's step. The
-    port is torch's 29500, or derived from the number of SLURM's job.
+    `MASTER_ADDR` and `MASTER_PORT` are used if set. Otherwise the host is this host if
+    all processes of Open MPI are here, or the first host of SLURM's step. The port is
+    torch's 29500, or derived from the number of SLURM's job.
     """
     host = port = None
     if info.launcher in ("poprun", "mpirun"):
@@ -509,13 +513,13 @@ def _address(info: ProcessInfo) -> tuple[str, int]:
         places = {"MASTER_ADDR": host, "MASTER_PORT": port}
         missing = " and ".join(name for name in places if places[name] is None)
         raise ConfigError(
-            f"{info.count} processes are to exchange values, and nothing says where "
-            f"process 0 can be reached: set {missing} in each of them, to the host of "
+            f"{info.count} processes must exchange values, and the address of process "
+            f"0 is unknown: set {missing} in each of them, to the host of "
             "process 0 and a free port there; or start them with `ipufit launch` or "
             "torchrun, which do so."
         )
     if not port.isdigit():
-        raise ConfigError(f"MASTER_PORT={port!r} is no number of a port.")
+        raise ConfigError(f"MASTER_PORT={port!r} must be the number of a port.")
     return host, int(port)
 
 
@@ -532,9 +536,9 @@ _MPI = "OMPI_COMM_WORLD"
 def _launched() -> ProcessInfo:
     """Read the index of this process from its launcher's variables.
 
-    The first launcher that has set a variable counts: PopRun starts processes with Open
-    MPI, and torchrun often runs inside of SLURM. A batch script of SLURM has
-    `SLURM_PROCID=0` too: only `SLURM_STEP_NUM_TASKS` tells that srun has started this
+    The first launcher that has set a variable is used: PopRun starts processes with
+    Open MPI, and torchrun often runs inside of SLURM. A batch script of SLURM has
+    `SLURM_PROCID=0` too: only `SLURM_STEP_NUM_TASKS` shows that srun has started this
     process.
     """
     _env.check_numbers()

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ipufit doctor`: what is installed, which PopTorch is used and why, what is missing.
+"""`ipufit doctor`: report what is installed, which PopTorch is used, what is missing.
 
-A machine that trains has a Python, a torch and a PopTorch that fit together, and IPUs
-that PopTorch can see. Each is checked by itself, so that a broken one doesn't hide the
-others.
+Training needs a Python, a torch and a PopTorch that fit each other, and IPUs that
+PopTorch can see. Each is checked separately, so that a fault doesn't hide another.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ EXTRAS = {
     "transformers": "transformers",
     "torchdata": "torchdata",
 }
-"""Extras of ipufit, and the package that each is for."""
+"""Extras of ipufit, and the package that each installs."""
 
 _PREFIXES = ("IPUFIT_", "IPUOF_", "POPART_", "POPDIST_", "POPLAR_", "POPTORCH_")
 _SECRET = re.compile("KEY|PASSWORD|SECRET|TOKEN")
@@ -50,11 +49,11 @@ class Finding(NamedTuple):
     """The result of one check.
 
     Attributes:
-        topic: The heading above it.
-        name: The thing that was checked.
-        value: The result in words; `"missing"` for nothing.
-        advice: A remedy; "" if none is needed.
-        is_wrong: Whether it prevents models from running as asked.
+        topic: The heading above the finding.
+        name: The subject of the check, such as "torch".
+        value: The result in words; `"missing"` if nothing was found.
+        advice: A remedy; "" if no remedy is needed.
+        is_wrong: Whether the finding prevents models from running as configured.
     """
 
     topic: str
@@ -65,7 +64,7 @@ class Finding(NamedTuple):
 
 
 def examine() -> tuple[Finding, ...]:
-    """Check all that ipufit runs on, without changes or errors.
+    """Check the software and IPUs that ipufit needs; change nothing, raise nothing.
 
     Example:
         >>> found = {finding.name: finding for finding in examine()}
@@ -121,7 +120,7 @@ def in_words(found: Sequence[Finding]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# What is looked at --------------------------------------------------------------------
+# Checks -------------------------------------------------------------------------------
 
 
 _Row = Tuple[Any, ...]  # a Finding without its topic
@@ -136,7 +135,7 @@ def _back_end() -> Iterator[_Row]:
     except ConfigError as error:
         yield "back end", "none", str(error), True
         return
-    except Exception as error:  # noqa: BLE001 - a broken one may raise anything
+    except Exception as error:  # noqa: BLE001 - a broken PopTorch may raise any error
         value = f"PopTorch can't be imported: {type(error).__name__}: {error}"
         advice = "Source the enable.sh of the SDK's poplar and popart folders"
         yield "back end", value, advice, True
@@ -161,7 +160,7 @@ def _back_end() -> Iterator[_Row]:
         model = poptorch.inferenceModel(torch.nn.ReLU())
         model(torch.zeros(1))
         model.destroy()
-    except Exception as error:  # noqa: BLE001 - that is what it looks for
+    except Exception as error:  # noqa: BLE001 - any error is a finding
         value = f"a small model fails: {type(error).__name__}: {error}"
         advice = "Mend that: your models would end with the same error"
         yield "trial", value, advice, True
@@ -224,9 +223,10 @@ def _variables() -> Iterator[_Row]:
 def _is_there(module: str) -> bool:
     try:
         spec = importlib.util.find_spec(module)
-    except ValueError:  # something else stands under its name in this process
+    except ValueError:  # this process has another object under the module's name
         return False
-    return spec is not None and spec.origin is not None  # else a folder of this name
+    # A folder of this name has a spec without origin.
+    return spec is not None and spec.origin is not None
 
 
 def _installed(package: str) -> str:

@@ -36,7 +36,7 @@ from ipufit.metrics.base import (
     call_by_rows,
     outputs_first,
     spread_weights,
-    weighed,
+    weighted,
 )
 from ipufit.metrics.classification import hinge, squared_hinge
 from ipufit.metrics.probabilistic import kl_divergence
@@ -221,7 +221,7 @@ class Loss:
                 "one value per sample."
             )
         if weights is not None:
-            values = weighed(values, spread_weights(weights, values).to(values.dtype))
+            values = weighted(values, spread_weights(weights, values).to(values.dtype))
         return values.reshape(rows, -1)
 
     def reduce(self, values: Tensor, share: Tensor | None) -> LossTerms:

@@ -71,7 +71,7 @@ class Mixing:
             check_number(name, value, least=0, of="Mixing")
         if not self.mixup and not self.cutmix:
             raise ConfigError(
-                "Mixing() mixes nothing: give it an alpha, as in Mixing(mixup=0.2) or "
+                "Mixing() mixes nothing: pass an alpha, as in Mixing(mixup=0.2) or "
                 "Mixing(cutmix=1.0)."
             )
         check_number("probability", self.probability, above=0, most=1, of="Mixing")
@@ -83,7 +83,7 @@ class Mixing:
 
         Args:
             seeds: A seed for each micro-batch.
-            rows: Samples of a micro-batch.
+            rows: Number of samples of a micro-batch.
             size: Height and width of the images; None without CutMix.
 
         Returns:
@@ -95,7 +95,7 @@ class Mixing:
             tensor([[0.9975],
                     [0.9641]])
         """
-        uniform, blend, keep = self._drawn(seeds, rows)
+        uniform, blend, keep = self._draw_numbers(seeds, rows)
         is_mixed = uniform[0] < self.probability
         has_box = np.full(is_mixed.shape, size is not None)
         if self.mixup and self.cutmix:
@@ -116,12 +116,13 @@ class Mixing:
         drawn = torch.stack([torch.from_numpy(column) for column in columns], dim=1)
         return drawn.to(torch.float32)
 
-    def _drawn(self, seeds: Sequence[int], rows: int) -> tuple[Any, Any, Any]:
+    def _draw_numbers(self, seeds: Sequence[int], rows: int) -> tuple[Any, Any, Any]:
         """Draw the random numbers for all samples.
 
         Returns:
-            `[4, samples]`, uniform from 0 to 1: of being mixed, of the kind, and of
-            both places of a box; and two `[samples]` from the Beta distributions.
+            `[4, samples]`, uniform from 0 to 1: they decide whether a sample is mixed,
+            whether by mixup or CutMix, and the row and column of the box; and two
+            tensors `[samples]` from the Beta distributions of `mixup` and `cutmix`.
         """
         # The streams of RandomState are the same in every version of NumPy.
         random = np.random.RandomState(0)
@@ -141,8 +142,8 @@ class Coefficients(NamedTuple):
 
     Attributes:
         share: Share of the sample's own target in the loss.
-        blend: Weight of its own pixels outside the box; the same as `share` without
-            CutMix.
+        blend: Weight of the sample's own pixels outside the box; the same as `share`
+            without CutMix.
         box: Top, bottom, left and right of the box, in pixels, with all pixels of the
             other sample; None without CutMix.
     """
@@ -180,8 +181,8 @@ def mixed_inputs(inputs: Tensor, columns: Tensor) -> Tensor:
     if coefficients.box is not None:
         top, bottom, left, right = coefficients.box
         height, width = inputs.shape[-2:]
-        rows = _inside(height, top, bottom).reshape(-1, height, 1)
-        columns_inside = _inside(width, left, right).reshape(-1, 1, width)
+        rows = _mark_inside(height, top, bottom).reshape(-1, height, 1)
+        columns_inside = _mark_inside(width, left, right).reshape(-1, 1, width)
         box = rows.mul(columns_inside)
         box = box.reshape((-1, *(1,) * (inputs.dim() - 3), height, width))
         kept = kept.mul(1.0 - box)
@@ -189,8 +190,8 @@ def mixed_inputs(inputs: Tensor, columns: Tensor) -> Tensor:
     return inputs.mul(kept) + rolled(inputs).mul(1.0 - kept)
 
 
-def _inside(length: int, first: Tensor, end: Tensor) -> Tensor:
-    """Return 1 for positions in `[first, end)`, 0 for others; `[rows, length]`."""
+def _mark_inside(length: int, first: Tensor, end: Tensor) -> Tensor:
+    """Return `[rows, length]`: 1 for positions in `[first, end)`, else 0."""
     places = torch.arange(length, dtype=torch.float32, device=first.device)
     is_after = places.reshape(1, -1).ge(first.reshape(-1, 1)).to(torch.float32)
     is_before = places.reshape(1, -1).lt(end.reshape(-1, 1)).to(torch.float32)
@@ -198,7 +199,7 @@ def _inside(length: int, first: Tensor, end: Tensor) -> Tensor:
 
 
 def rolled(values: Tensor, micro_batch_size: int | None = None) -> Tensor:
-    """Replace each row by the one before it in its micro-batch, the first by the last.
+    """Replace each row of a micro-batch by the row before, the first by the last.
 
     Args:
         values: `[rows, ...]`.

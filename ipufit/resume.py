@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a run: found in files, checked, saved in a checkpoint, restored.
+"""Find, check, save and restore the state of a run in checkpoints.
 
-It consists of weights, those of losses included, optimiser, averages, schedules,
-callbacks, History, metrics of the present epoch, the position in the data, and the
-random states of the device and of this process.
+The state of a run consists of weights (those of losses included), optimizer, averages,
+schedules, callbacks, History, metrics of the present epoch, the position in the data,
+and the random states of the device and of this process.
 
-Each of several processes has a part of its own: sums of metrics, random states,
-positions in streams, and buffers that differ. Process 0 stores its part where a single
-process does, and the sums of all; the parts of the others are in the group of tensors
-`processes`.
+With several processes, some of the state differs by process: sums of metrics, random
+states, positions in streams, and some buffers. Process 0 stores its share where a
+single process does, and the sums over all processes. The shares of the other processes
+are in the group of tensors `processes`.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ def check_same_run(
 ) -> None:
     """Refuse to resume a run with other settings than the checkpoint's.
 
-    Micro-batch, gradient accumulation, replicas and processes may differ, if an update
-    has as many samples. Settings that the checkpoint lacks are ignored.
+    Micro-batch, gradient accumulation, replicas and processes may differ, as long as
+    an update has the same number of samples. Settings that the checkpoint lacks are
+    ignored.
 
     Args:
         checkpoint: From `Snapshot.take`; None for a new run, which may have any
@@ -106,12 +107,13 @@ def check_same_run(
         ConfigError: The samples of an update or call, the data or the settings differ.
 
     Warns:
-        OtherLayoutWarning: A part of the run can't go on as it would have.
+        OtherLayoutWarning: The layout differs, so a part of the numbers will differ
+            from an uninterrupted run.
     """
     if checkpoint is None:
         return
     saved, now = BatchPlan(**checkpoint.state["plan"]), training.plan
-    odd = _changes(saved, now, "batch_size", "device_iterations")
+    odd = _list_changes(saved, now, "batch_size", "device_iterations")
     before = checkpoint.state["data"]["num_samples"]
     if before != num_samples:
         odd.append(f"samples were {before} and are {num_samples}")
@@ -131,20 +133,20 @@ def check_same_run(
     if saved == now or not get_process_info().is_first:
         return
     others = ["random numbers of devices, such as dropout masks"]
-    if _changes(saved, now, "replicas", "processes"):
+    if _list_changes(saved, now, "replicas", "processes"):
         others.append("running statistics, which go on from the first replica's")
     if saved.processes != now.processes:
         others.append("random numbers of transforms that don't belong to one sample")
-    changes = ", ".join(_changes(saved, now, *asdict(now)))
+    changes = ", ".join(_list_changes(saved, now, *asdict(now)))
     warn(
-        f"The run goes on in another layout: {changes}. Order of the data, optimizer, "
-        "schedule, loss and metrics go on, up to rounding. These differ from an "
-        f"unbroken run: {'; '.join(others)}.",
+        f"The run goes on in another layout: {changes}. Data order, optimizer, "
+        "schedule, loss and metrics continue, equal up to rounding. These differ from "
+        f"an unbroken run: {'; '.join(others)}.",
         OtherLayoutWarning,
     )
 
 
-def _changes(saved: BatchPlan, now: BatchPlan, *names: str) -> list[str]:
+def _list_changes(saved: BatchPlan, now: BatchPlan, *names: str) -> list[str]:
     return [
         f"{name} was {getattr(saved, name)} and is {getattr(now, name)}"
         for name in names
@@ -157,15 +159,15 @@ def compiled_settings(
 ) -> dict[str, str]:
     """Describe the settings of `compile`.
 
-    They are taken when `compile` is called: a loss may count its calls in an attribute,
-    and callbacks change learning rates.
+    Called by `compile`, before a run changes the settings: a loss may count its calls
+    in an attribute, and callbacks change learning rates.
 
     Args:
         objective: Losses and metrics.
-        optimization: The optimiser and its schedule.
+        optimization: The optimizer and its schedule.
 
     Returns:
-        Text by name. The code of functions isn't in it, only their names.
+        The settings in words, by name. Functions are described by their names only.
     """
     return {
         "loss": described(
@@ -185,7 +187,7 @@ def compiled_settings(
 
 
 def numeric_settings(config: IPUConfig) -> dict[str, Any]:
-    """Return the fields of a config that change the numbers of a training.
+    """Return the fields of a config that change the numbers that training computes.
 
     Example:
         >>> numeric_settings(IPUConfig(precision="16.16", partials="half"))
@@ -219,7 +221,7 @@ def described(value: Any, depth: int = _DEPTH) -> str:
     Args:
         value: A setting. Objects are described by their class and plain attributes,
             functions by their names, tensors by their values.
-        depth: How many objects are described that are attributes of each other.
+        depth: Number of levels of attributes of attributes that are described.
 
     Example:
         >>> described({"loss": torch.nn.MSELoss(), "n": (1, None)})
@@ -280,12 +282,12 @@ _FORM = fields(
 
 @dataclass(frozen=True)
 class TrainedState:
-    """Takes, checks and puts back the state of a model that training changes.
+    """Saves, checks and restores the state of a model that training changes.
 
     Attributes:
-        executors: The programs, which have the weights.
-        optimization: The optimiser and its schedule.
-        average: The running average of the weights; None for none.
+        executors: The programs, which hold the weights.
+        optimization: The optimizer and its schedule.
+        average: The running average of the weights; None without an average.
     """
 
     executors: Executors
@@ -294,13 +296,14 @@ class TrainedState:
 
     @uninterrupted
     def take(self) -> files.Checkpoint:
-        """Return a checkpoint of weights, optimiser, averages and schedule.
+        """Return a checkpoint of weights, optimizer, averages and schedule.
 
-        Its tensors are those of the module and the optimiser, which training changes.
+        Its tensors share memory with the module and the optimizer: training changes
+        them.
         """
         self.executors.fetch_weights()
         average = self.average
-        if average is not None and average.is_swapped:  # the weights are meant
+        if average is not None and average.is_swapped:  # the trained weights are saved
             average.swap_out()
             try:
                 return self.take().copied()
@@ -335,11 +338,11 @@ class TrainedState:
         return files.Checkpoint(groups, state)
 
     def check(self, checkpoint: files.Checkpoint) -> None:
-        """Refuse a checkpoint that `put_back` can't restore, without a change.
+        """Refuse a checkpoint that `put_back` can't restore; change nothing.
 
         Raises:
-            DamagedCheckpointError: It wasn't written by a model.
-            ConfigError: It is from another module, optimizer or schedule.
+            DamagedCheckpointError: The checkpoint wasn't written by a model.
+            ConfigError: The checkpoint is from another module, optimizer or schedule.
         """
         state = checkpoint.state
         check_form(checkpoint, _FORM)
@@ -365,8 +368,8 @@ class TrainedState:
             )
         if (state["average"] is None) != (self.average is None):
             raise ConfigError(
-                "Of checkpoint and optimizer, one keeps an average of the weights "
-                "(ema_momentum) and the other doesn't. Compile with the same optimizer."
+                "Only one of checkpoint and optimizer keeps an average of the weights "
+                "(ema_momentum). Compile with the same optimizer."
             )
         if "num_averaged" in (state["average"] or {}):
             raise ConfigError(
@@ -384,14 +387,14 @@ class TrainedState:
         kinds = [fields({n: like(v) for n, v in group.items()}) for group in groups]
         own_form: dict[str, Any] = {
             "optimizer": {"groups": each_of(kinds)},
-            "updates": self.optimization.check_state,
+            "updates": self.optimization.state_fault,
         }
         check_form(checkpoint, fields(own_form))
         if self.average is not None:
             self.average.check_state(_averages(checkpoint))
 
     def _check_optimizer_state(self, checkpoint: files.Checkpoint) -> None:
-        """Refuse a state of other sizes than its weights', which no device takes."""
+        """Refuse a state whose tensors differ in shape from their weights."""
         weights = dict(self.executors.module.named_parameters())
         given = under("ipu_state/", checkpoint.tensors.get("optimizer", {}))
         for key, tensor in given.items():  # such as Accl1___module.0.weight
@@ -429,13 +432,13 @@ class TrainedState:
 
     @uninterrupted
     def put_back(self, checkpoint: files.Checkpoint) -> None:
-        """Restore weights, optimiser, averages and schedule from a checkpoint.
+        """Restore weights, optimizer, averages and schedule from a checkpoint.
 
         The training program is dropped first.
 
         Raises:
-            DamagedCheckpointError: It wasn't written by a model.
-            ConfigError: It is from another module, optimizer or schedule.
+            DamagedCheckpointError: The checkpoint wasn't written by a model.
+            ConfigError: The checkpoint is from another module, optimizer or schedule.
         """
         self.check(checkpoint)
         self._put_back(checkpoint)
@@ -465,7 +468,7 @@ class TrainedState:
         self.optimization.load_state_dict(checkpoint.state["updates"])
         if self.average is not None:
             self.average.load_state_dict(_averages(checkpoint))
-        # Last, as nothing that was checked can prevent it.
+        # Last: after the checks, loading the schedule can't fail.
         with torch.no_grad():
             for group, own in groups_of_module(module).items():
                 for name, tensor in own.items():
@@ -476,7 +479,7 @@ def groups_of_module(module: torch.nn.Module) -> dict[str, Mapping[str, Tensor]]
     """Group the tensors of a module as a checkpoint does.
 
     Returns:
-        Its state dict, and the buffers that aren't in it (`persistent=False`), if any.
+        The state dict, and the buffers that it leaves out (`persistent=False`), if any.
     """
     kept = module.state_dict()
     others = {name: b for name, b in module.named_buffers() if name not in kept}
@@ -489,15 +492,15 @@ def _averages(checkpoint: files.Checkpoint) -> dict[str, Any]:
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """Select the tensors whose names have a prefix, and cut it off."""
+    """Return the tensors whose names have a prefix, by names without the prefix."""
     return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def in_words(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, str]]:
     """Describe the dtype and shape of each tensor of each group, in order of names.
 
-    A tensor of a loaded checkpoint has this order, too, so a resumed run writes the
-    same bytes as an unbroken one.
+    A loaded checkpoint has the tensors in this order, too, so a resumed run writes the
+    same bytes as an unbroken run.
 
     Example:
         >>> in_words({"model": {"w": torch.zeros(2, 3)}})
@@ -539,11 +542,11 @@ def check_form(checkpoint: files.Checkpoint, kind: Kind) -> None:
 
 @contextlib.contextmanager
 def naming(checkpoint: files.Checkpoint) -> Iterator[None]:
-    """Let errors of a checkpoint name it.
+    """Add the checkpoint's path to errors raised inside the context.
 
     Raises:
-        DamagedCheckpointError: In place of errors of Python, torch and PopTorch, by
-            which a value ends that no check has refused.
+        DamagedCheckpointError: In place of an unexpected error of Python, torch or
+            PopTorch.
     """
     name = repr(str(checkpoint.path))
     try:
@@ -569,11 +572,11 @@ AUTO = "auto"
 _COUNTERS = "epoch", "calls", "updates", "samples"
 _GLOBAL = "torch", "python", "python_gauss", "numpy", "numpy_gauss"
 _REFERENCE = fields({"$tensor": text, "is_array": flag}, is_closed=True)
-"""What stands for an array in the state of a callback."""
+"""Check the dict that replaces an array in the saved state of a callback."""
 
 
 def _figures(value: Any, where: str) -> str | None:
-    """Check sums of metrics, of which there must be as many as entries say."""
+    """Check sums of metrics: their number must be that of `entries`."""
     kinds = {"entries": dict_of(count), "extra": dict_of(list_of(number, 2))}
     fault = fields({**kinds, "sums": optional(list_of(number))})(value, where)
     if fault is not None or value["sums"] is None:
@@ -583,7 +586,7 @@ def _figures(value: Any, where: str) -> str | None:
 
 
 def _num_blocks(value: Any, where: str) -> str | None:
-    """Accept counts by stream; named validation sets have more than these two."""
+    """Check counts by stream; named validation sets add streams to these two."""
     least = fields({"pass": count, "validation": count})
     return dict_of(count)(value, where) or least(value, where)
 
@@ -615,8 +618,8 @@ _RUN = fields(
 )
 
 
-def _of_run(value: Any, where: str) -> str | None:
-    """Check the state of a run, besides the trained state of its model."""
+def _run_fault(value: Any, where: str) -> str | None:
+    """Return what is wrong with the state of a run, without its model's; or None."""
     run = value["run"]
     if isinstance(run, Mapping):
         run = {"validated": {}, "validated_calls": 0, **run}
@@ -661,16 +664,17 @@ def find_checkpoint(
 
     Args:
         resume: A checkpoint or a directory of them; `"auto"` for the latest intact one
-            of the callbacks; None for that of a callback that resumes by itself.
+            of the callbacks; None for the checkpoint of a callback that resumes by
+            itself.
         callbacks: Callbacks of the `fit`.
 
     Returns:
         None if there is no checkpoint to resume.
 
     Raises:
-        ConfigError: `"auto"`, and no callback saves checkpoints; the directory has
-            none; the checkpoint is of a model alone; processes find different ones; or
-            another run has a callback's directory.
+        ConfigError: `resume` is `"auto"`, and no callback saves checkpoints; the
+            directory has no checkpoint; the checkpoint is of a model alone; processes
+            find different checkpoints; or another run uses a callback's directory.
         CheckpointError: The checkpoint can't be read, or is damaged.
     """
     is_automatic = isinstance(resume, str) and resume == AUTO
@@ -690,9 +694,9 @@ def find_checkpoint(
             _, found = files.load_newest(stores) or (None, None)
         else:
             raise ConfigError(
-                "resume='auto' goes on from the checkpoints of a callback, and there "
-                "is none that keeps any. Add BackupAndRestore(directory), or give a "
-                "path."
+                "resume='auto' goes on from the checkpoints of a callback, and no "
+                "callback keeps checkpoints. Add BackupAndRestore(directory), or pass "
+                "a path."
             )
         if found is not None:
             check_has_run(found)
@@ -728,22 +732,22 @@ def check_has_run(checkpoint: files.Checkpoint) -> None:
 
     Raises:
         ConfigError: The checkpoint is of a model alone.
-        DamagedCheckpointError: It wasn't written by a run.
+        DamagedCheckpointError: The checkpoint wasn't written by a run.
     """
     if "run" not in checkpoint.state:
         raise ConfigError(
             "The checkpoint holds a model, but not the place of a run: it was not "
             "saved while fit() ran. Load it with model.load(path)."
         )
-    check_form(checkpoint, _of_run)
+    check_form(checkpoint, _run_fault)
 
 
 class _ProcessState(NamedTuple):
-    """The state of one process besides the common state.
+    """The part of the state that differs by process.
 
     Attributes:
         random: Random states by name.
-        num_blocks: Number of blocks that each stream has returned.
+        num_blocks: Number of blocks (batches) that each stream has returned.
         metric_sums: Sums of the metrics of the present epoch; None between epochs.
         buffers: Tensors that differ from process 0's, as `"group/name"`.
     """
@@ -771,14 +775,14 @@ def _process_state(checkpoint: files.Checkpoint, index: int) -> _ProcessState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Takes, checks and puts back the state of a run.
+    """Saves, checks and restores the state of a run.
 
     Attributes:
-        training: The training, with its data and the place in them.
+        training: The training loop, with its data and the place in the data.
         hooks: The callbacks.
         run: Counters of the run.
-        validated: The sets to validate on, by name; `""` names the only one.
-        settings: Settings that a resumed run must have too, in words.
+        validated: The validation sets by name; a single set has the name `""`.
+        settings: Settings that a resumed run must share, in words.
     """
 
     training: Training
@@ -813,12 +817,12 @@ class Snapshot:
         figures = None if run.is_epoch_done else training.metrics.state_dict()
         callbacks: Tensors = {}
         groups = {**trained.tensors, "callbacks": callbacks}
-        losses = files.copied_tensors(self._tensors_of_losses())
+        losses = files.copied_tensors(self._loss_tensors())
         if losses:
             groups["losses"] = losses
         buffers = self._float_buffers(groups) if run.processes.are_several else {}
         place = training.batches.state_dict()
-        own = _ProcessState(*self._random(place), figures, buffers)
+        own = _ProcessState(*self._random_states_and_places(place), figures, buffers)
         parts = run.processes.gathered(own)
         groups["random"] = parts[0].random
         state = {
@@ -836,8 +840,8 @@ class Snapshot:
             },
             "plan": asdict(training.plan),
             "settings": dict(self.settings),
-            "figures": _added_up([part.metric_sums for part in parts]),
-            "callbacks": _without_arrays(self.hooks.state_dict(), callbacks),
+            "figures": _sum_figures([part.metric_sums for part in parts]),
+            "callbacks": _replace_arrays(self.hooks.state_dict(), callbacks),
         }
         if run.validated_calls and not run.is_epoch_done:
             state["run"]["validated"] = dict(run.validated)
@@ -847,16 +851,16 @@ class Snapshot:
                 {"num_blocks": part.num_blocks, "figures": part.metric_sums}
                 for part in parts
             ]
-            groups["processes"] = _tensors_of_others(parts)
+            groups["processes"] = _other_process_tensors(parts)
         state["tensors"] = in_words(groups)
         return files.Checkpoint(groups, state)
 
-    def _random(self, place: Place) -> tuple[Tensors, dict[str, int]]:
+    def _random_states_and_places(self, place: Place) -> tuple[Tensors, dict[str, int]]:
         """Return random states by name, and the number of blocks of each stream.
 
-        A stream goes on by being gone through again from the beginning of its pass, so
-        the states that it began at are kept, and how many blocks it has given. A loader
-        that keeps a state goes on from that.
+        A resumed run draws the blocks of a stream's pass again. So the random states at
+        the beginning of the pass are saved, and the number of blocks that it has
+        returned. A loader with a state of its own is resumed from that state.
         """
         seeds = self.training.device_random_state() or []
         signed = [n - 2**64 if n >= 2**63 else n for n in seeds]  # as int64 has them
@@ -877,7 +881,7 @@ class Snapshot:
         return tensors, num_blocks
 
     def _validated_streams(self) -> Iterator[tuple[str, StreamSource]]:
-        """Yield the streams to validate on, by their names in checkpoints."""
+        """Yield the name in checkpoints and the source of each validation stream."""
         for name, source in self.validated.items():
             if isinstance(source, StreamSource):
                 yield f"validation:{name}" if name else "validation", source
@@ -885,7 +889,7 @@ class Snapshot:
     def _losses(self) -> torch.nn.Module:
         return torch.nn.ModuleList(self.training.metrics.objective.modules)
 
-    def _tensors_of_losses(self) -> Tensors:
+    def _loss_tensors(self) -> Tensors:
         """Return the tensors of losses, such as a weight that a callback anneals."""
         losses = self._losses()
         return dict([*losses.named_parameters(), *losses.named_buffers()])
@@ -907,26 +911,29 @@ class Snapshot:
 
     def _groups(self) -> dict[str, Mapping[str, Tensor]]:
         groups = groups_of_module(self.training.executors.module)
-        groups["losses"] = self._tensors_of_losses()
+        groups["losses"] = self._loss_tensors()
         if self.training.average is not None:
             groups["average"] = self.training.average.averages
         return groups
 
     def check(self, checkpoint: files.Checkpoint) -> None:
-        """Refuse a checkpoint that can't be restored, before any of it is restored.
+        """Refuse a checkpoint that can't be restored; change nothing.
+
+        The sums of metrics aren't checked here: the names and sizes that they must
+        have are known once the training program was traced. `put_back` checks them.
 
         Args:
             checkpoint: A checkpoint that `check_has_run` accepts.
 
         Raises:
-            DamagedCheckpointError: It wasn't written by a run.
-            ConfigError: It is of another model, or the callbacks differ.
+            DamagedCheckpointError: The checkpoint wasn't written by a run.
+            ConfigError: The checkpoint is of another model, or the callbacks differ.
         """
         training = self.training
         self.trained.check(checkpoint)
-        self.hooks.check_state(_callbacks_of(checkpoint))
+        self.hooks.check_state(_callback_states(checkpoint))
         if "losses" in checkpoint.tensors:
-            check_weights(self._tensors_of_losses(), checkpoint.tensors["losses"])
+            check_weights(self._loss_tensors(), checkpoint.tensors["losses"])
         others = checkpoint.tensors.get("processes", {})
         for index in range(_num_processes(checkpoint)):
             for group, own in self._groups().items():
@@ -951,13 +958,14 @@ class Snapshot:
     def put_back(self, checkpoint: files.Checkpoint) -> None:
         """Restore the state of a run, after `on_train_begin` was called.
 
-        Weights and the optimiser's state were restored before: programs have them.
+        `TrainedState.put_back` has restored weights and the optimizer's state before.
 
         Args:
             checkpoint: A checkpoint that `check` accepts, of a run with equal settings.
 
         Raises:
-            ConfigError: The metrics of the present epoch differ.
+            ConfigError: The checkpoint's metrics of the present epoch are others than
+                those of the training program.
             DamagedCheckpointError: The device can't take the random state.
         """
         state, training, run = checkpoint.state, self.training, self.run
@@ -974,7 +982,7 @@ class Snapshot:
         self._put_back_device(checkpoint)
         with torch.no_grad():
             for name, tensor in checkpoint.tensors.get("losses", {}).items():
-                self._tensors_of_losses()[name].copy_(tensor)
+                self._loss_tensors()[name].copy_(tensor)
             if are_as_many:
                 self._put_back_buffers(checkpoint.tensors.get("processes", {}))
         # Callbacks may look at the counters when they load their states.
@@ -984,13 +992,13 @@ class Snapshot:
             run.stop(state["run"]["stop_reason"])
         run.validated = dict(state["run"].get("validated", {}))
         run.validated_calls = state["run"].get("validated_calls", 0)
-        self.hooks.load_state_dict(_callbacks_of(checkpoint))
+        self.hooks.load_state_dict(_callback_states(checkpoint))
         # on_train_begin may have set other rates than the run had.
         training.optimization.values.restore(state["optimizer"])
         training.optimization.load_state_dict(state["updates"])
         if figures is not None:
             training.metrics.load_state_dict(figures)
-        # Among another number of processes samples come in the order of process 0.
+        # With another number of processes samples come in the order of process 0.
         for name, stream in self._validated_streams():
             place = _stream_state(name, part, is_exact=are_as_many)
             stream.load_state_dict(place, is_due=True)
@@ -1011,8 +1019,9 @@ class Snapshot:
     def _put_back_device(self, checkpoint: files.Checkpoint) -> None:
         """Set the random states of the device.
 
-        If devices divide the samples otherwise than in the interrupted run, all of them
-        continue from a seed made from their first state.
+        If the samples are divided between devices in another way than in the
+        interrupted run, all devices continue from a seed that is made from the first
+        saved state.
         """
         is_other_layout = checkpoint.state["plan"] != asdict(self.training.plan)
         index = 0 if is_other_layout else self.run.processes.index
@@ -1024,10 +1033,12 @@ class Snapshot:
                 executor = self.training.program.executor
                 executor.rng_state = [seed % 2**64 for seed in seeds]
         except (ValueError, poptorch.Error) as error:
-            raise damaged(checkpoint, f"its random state is none: {error}") from error
+            raise damaged(
+                checkpoint, f"the device can't take its random state: {error}"
+            ) from error
 
     def _put_back_buffers(self, others: Mapping[str, Tensor]) -> None:
-        """Set the buffers in which this process differed from process 0."""
+        """Set the buffers whose values in this process differed from process 0."""
         executors = self.training.executors
         executors.fetch_weights()
         for group, own in self._groups().items():
@@ -1037,8 +1048,8 @@ class Snapshot:
         executors.send_weights()
 
 
-def _tensors_of_others(parts: Sequence[_ProcessState]) -> Tensors:
-    """Return random states of all processes but the first, and buffers that differ."""
+def _other_process_tensors(parts: Sequence[_ProcessState]) -> Tensors:
+    """Return the random states of processes 1 and up, and their buffers that differ."""
     tensors: Tensors = {}
     for index, part in enumerate(parts[1:], 1):
         tensors.update({f"{index}/random/{n}": t for n, t in part.random.items()})
@@ -1057,7 +1068,8 @@ def _stream_state(
     Args:
         name: Name of the stream in checkpoints.
         part: The state of a process.
-        is_exact: If False, blocks are others, so that none of them is the last one.
+        is_exact: False if the blocks differ from those of the interrupted run, so that
+            the random state before the last block is of no use.
 
     Raises:
         DataError: The state of a loader is damaged.
@@ -1073,10 +1085,11 @@ def _stream_state(
 
 
 def _host_state(index: int, saved: Sequence[RandomState]) -> RandomState:
-    """Return the random states of a process; a new one draws numbers of its own.
+    """Return the random states of a process; a new process draws its own numbers.
 
-    Where all had one state, which a script may rely on, a new process has it too. And
-    a loader's own generators give all processes one order.
+    If all saved processes had the same state, which a script may rely on, a new process
+    gets that state too. The generators of a loader have the same state in all
+    processes, so that all draw the same order.
     """
     if index < len(saved):
         return saved[index]
@@ -1092,12 +1105,12 @@ def _host_state(index: int, saved: Sequence[RandomState]) -> RandomState:
         return {**first, **random_state()}
 
 
-def _added_up(figures: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+def _sum_figures(figures: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
     """Add up the sums of metrics of all processes; return None between epochs.
 
     Example:
         >>> one = {"entries": {"loss": 1}, "sums": [2.0, 0.5], "extra": {}}
-        >>> _added_up([one, {**one, "sums": None}, one])["sums"]
+        >>> _sum_figures([one, {**one, "sums": None}, one])["sums"]
         [4.0, 1.0]
     """
     given = [one for one in figures if one is not None]
@@ -1116,12 +1129,12 @@ def _added_up(figures: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None
     }
 
 
-def _without_arrays(value: Any, tensors: Tensors) -> Any:
+def _replace_arrays(value: Any, tensors: Tensors) -> Any:
     """Replace the arrays in a state by their names, and add them to the tensors.
 
     Example:
         >>> tensors = {}
-        >>> _without_arrays({"best": np.ones(2), "wait": 1}, tensors)
+        >>> _replace_arrays({"best": np.ones(2), "wait": 1}, tensors)
         {'best': {'$tensor': '0', 'is_array': True}, 'wait': 1}
         >>> tensors
         {'0': tensor([1., 1.], dtype=torch.float64)}
@@ -1131,15 +1144,15 @@ def _without_arrays(value: Any, tensors: Tensors) -> Any:
         tensors[name] = torch.as_tensor(value).detach().cpu().clone()
         return {"$tensor": name, "is_array": isinstance(value, np.ndarray)}
     if isinstance(value, dict):
-        return {key: _without_arrays(one, tensors) for key, one in value.items()}
+        return {key: _replace_arrays(one, tensors) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         if are_numbers(value):
             return list(value)
-        return [_without_arrays(one, tensors) for one in value]
+        return [_replace_arrays(one, tensors) for one in value]
     return value
 
 
-def _callbacks_of(checkpoint: files.Checkpoint) -> Any:
+def _callback_states(checkpoint: files.Checkpoint) -> Any:
     """Return the states of the callbacks in a checkpoint, with their arrays.
 
     Raises:

@@ -1,5 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a run, by which callbacks stop it, and its spans in a profile."""
+"""The state of a run, through which callbacks stop it, and its spans in a profile.
+
+A run ends early in these steps, each with an attribute of `RunState`:
+
+- A callback or a signal calls `stop`, which sets `request` in this process: a `Stop`
+  with the reason. A plain stop ends the run for good. An eviction saves it first, so
+  that another process can go on with it.
+- `told_by` keeps the source of an eviction, also if a plain stop replaces the request.
+- After each call the processes compare requests. `ending` is the request that all of
+  them follow.
+- `stop_reason` is the reason of a plain stop, for users; None for an eviction that is
+  under way.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +45,7 @@ class Stop:
     """A request to end a run after the present call.
 
     Attributes:
-        reason: Why the run ends; of an eviction, the signal or callback that asks.
+        reason: Why the run ends; for an eviction, the name of the signal or callback.
         is_eviction: Whether callbacks save the run first, so that another process can
             go on with it.
     """
@@ -50,30 +62,31 @@ class RunState:
         epoch: Index of the epoch, from 0.
         updates: Number of weight updates in this run.
         samples: Number of samples trained on in this run.
-        coverage: The samples that metrics cover, in words; "" if all.
+        coverage: The samples that metrics cover, in words; "" if they cover all.
         params: Keras's parameters: `verbose`, `epochs`, `steps`.
-        directions: `"max"` or `"min"` by the name of a metric without `val_`: which of
-            it is better. Known once a program was traced.
+        directions: Whether `"max"` or `"min"` of a metric is better, by the metric's
+            name without `val_`. Empty until a program was traced.
         names: Names of the metrics in the logs of an epoch of `fit`; None if they
             aren't known, since callbacks may add others.
-        calls: Calls made in this epoch.
+        calls: Number of calls made in this epoch.
         logs: Metrics of the last complete epoch.
         is_epoch_done: Whether the epoch's last hooks were called.
         is_finite: Whether the loss was finite so far.
-        stop_evaluating: Set it to end the present evaluation after this call.
-        stop_predicting: Set it to end the present prediction after this call.
-        request: Request of this process to end the run; None for no request.
+        stop_evaluating: Set this to True to end the present evaluation after its call.
+        stop_predicting: Set this to True to end the present prediction after its call.
+        request: Request of this process to end the run; None without a request.
         ending: The request that all processes have agreed on; None while the run goes
             on.
-        told_by: The signal or callback that told this process to end, so that another
-            one goes on with the run; None if none did.
+        told_by: Name of the signal or callback that has evicted this process; None if
+            it wasn't evicted.
         processes: The processes of the run.
         is_paused: Whether other code runs between two parts of `predict(stream=True)`.
         thread: Identifier of the thread that makes the run; None before it.
         validated: Metrics of this epoch's last validation; empty before it.
         validated_calls: Number of calls in this epoch before that validation; 0 before
             it.
-        metrics: The metrics that its calls add to at present; None before any do.
+        metrics: The metrics that calls of the run add to at present; None before the
+            first call.
 
     Example:
         >>> run = RunState()
@@ -126,8 +139,9 @@ class RunState:
         """Ask the run to end in order after the present call.
 
         Args:
-            reason: Why the run ends. The first reason is kept, but a stop comes before
-                an eviction, since no process is to go on with a run that stops.
+            reason: Why the run ends. The first reason is kept; but a plain stop
+                replaces an eviction, since no process goes on with a run that was
+                stopped.
             is_eviction: Whether callbacks save the run first, as on SIGTERM, so that
                 another process can go on with it.
         """
@@ -137,21 +151,21 @@ class RunState:
             self.request = Stop(reason, is_eviction)
 
     def go_on(self) -> None:
-        """Withdraw a stop; an eviction stays requested."""
+        """Withdraw the request for a plain stop; an eviction stays requested."""
         told_by, self.request = self.told_by, None
         if told_by is not None:
             self.stop(told_by, is_eviction=True)
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the run stops early; None while it goes on, or is just being saved."""
+        """Why the run was stopped early; None without a stop, or during an eviction."""
         stop = self.ending or self.request
         return None if stop is None or stop.is_eviction else stop.reason
 
     def after_hooks(self, action: Callable[[], None]) -> None:
         """Call an action after all callbacks have handled the present event.
 
-        A checkpoint that it saves has every callback's state after this event.
+        A checkpoint that the action saves has the states of callbacks after the event.
         """
         self._actions.append(action)
 
@@ -163,15 +177,16 @@ class RunState:
                 do_all(actions)
 
     def on_eviction(self, action: Callable[[], None]) -> None:
-        """Register an action for after the present call, if the process is evicted.
+        """Register an action that saves the run if the process is evicted.
 
-        The run then ends. Without such actions SIGTERM ends the process as usual.
+        The action is called after the present call, and the run ends. If no action is
+        registered, SIGTERM ends the process as usual.
         """
         self._on_eviction.append(action)
 
     @property
     def heeds_eviction(self) -> bool:
-        """Whether there are actions for an eviction."""
+        """Whether an action is registered for an eviction."""
         return bool(self._on_eviction)
 
     def evict(self) -> None:
@@ -186,7 +201,7 @@ class RunState:
 
 
 def span(*name: str) -> ContextManager[None]:
-    """Name the operations inside the context, if a profiler of torch records them.
+    """Name the operations inside the context in a profile of torch.
 
     Args:
         *name: Parts of the name, which are joined by dots.
@@ -199,7 +214,7 @@ def span(*name: str) -> ContextManager[None]:
         >>> [event.key for event in profiler.key_averages()]
         ['device call']
     """
-    # Without a profiler `record_function` takes microseconds, and the question none.
+    # Without a profiler, `record_function` would still take microseconds.
     return record_function(".".join(name)) if _profiler_enabled() else _NOTHING
 
 

@@ -37,8 +37,8 @@ Hook = Optional[Callable[..., Any]]
 class Callback:
     """Base class of callbacks: override the hooks that matter.
 
-    `logs` is one dict per event, shared by all callbacks: keys added in
-    `on_epoch_end` reach the ones after it, History included. It is never None.
+    `logs` is one dict per event, shared by all callbacks: keys added in `on_epoch_end`
+    reach later callbacks, History included. `logs` is never None.
 
     Attributes:
         model: The `IPUModel` that runs.
@@ -51,10 +51,10 @@ class Callback:
             ignored.
         is_saved: False if a run may be resumed without this callback, such as a
             display.
-        writes_for_all: Whether it prints or writes files for all processes of a run, so
-            that only process 0 calls its hooks.
-        reads_batch_logs: False if its batch hooks don't read their `logs`. Then the
-            logs aren't computed for them.
+        writes_for_all: Whether the callback prints or writes files for all processes of
+            a run, so that only process 0 calls its hooks.
+        reads_batch_logs: False if the batch hooks don't read their `logs`, which then
+            needn't be computed.
 
     Example:
         >>> class StopWhenGood(Callback):
@@ -82,8 +82,8 @@ class Callback:
     def is_due(self) -> bool:
         """Whether a display shows metrics after the present call.
 
-        A callback that overrides it is a display: it only shows calls to people, who
-        needn't see every one.
+        A callback that overrides this property is a display, which only shows calls to
+        people. So it may miss calls.
         """
         return False
 
@@ -91,10 +91,10 @@ class Callback:
     def hears_every(self) -> int | None:
         """Number of updates after which training calls have to end for this callback.
 
-        None allows calls of any length; 1 makes each update a call. It is used where
-        `device_iterations` is left open. The default is 1 if a class overrides a batch
-        hook (`on_train_batch_begin`, `on_train_batch_end`, or their old names) and not
-        this property.
+        None allows calls of any length; 1 makes each update a call. The value is used
+        where `device_iterations` is left open. The default is 1 if a class overrides a
+        batch hook (`on_train_batch_begin`, `on_train_batch_end`, or their old names)
+        and not this property.
         """
         return None
 
@@ -117,7 +117,7 @@ class Callback:
         self.run = run
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Receive Keras's parameters, which are in `params` too, before a run."""
+        """Receive Keras's parameters before a run; `params` has them, too."""
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Called when `fit` begins; `logs` is empty."""
@@ -134,22 +134,24 @@ class Callback:
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
         """Called when a training call begins; `batch` is its first update.
 
-        `logs` is empty. It calls `on_batch_begin`, its old name.
+        `logs` is empty. The default calls `on_batch_begin`, Keras's old name of the
+        hook.
         """
         self.on_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """Called when a training call ends; `batch` is its last update.
 
-        `logs` has the epoch's metrics so far. It calls `on_batch_end`, its old name.
+        `logs` has the epoch's metrics so far. The default calls `on_batch_end`, Keras's
+        old name of the hook.
         """
         self.on_batch_end(batch, logs)
 
     def on_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """Called as `on_train_batch_begin`, of which it is Keras's old name."""
+        """Called by `on_train_batch_begin`; Keras's old name of that hook."""
 
     def on_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
-        """Called as `on_train_batch_end`, of which it is Keras's old name."""
+        """Called by `on_train_batch_end`; Keras's old name of that hook."""
 
     def on_test_begin(self, logs: dict[str, Any]) -> None:
         """Called when `evaluate` or a validation begins; `logs` is empty."""
@@ -176,10 +178,10 @@ class Callback:
         """Called when a call of `predict` ends; `logs` has its `outputs`."""
 
     def watched_gradients(self, module: torch.nn.Module) -> Sequence[str]:
-        """Return names of parameters whose gradients the callback needs; none here.
+        """Return names of parameters whose gradients the callback needs; default: none.
 
-        `model.gradients()` returns them. Called before the training program is built,
-        because the program has to send them.
+        `model.gradients()` returns the gradients. Called before the training program is
+        built, because the program has to send the gradients to the host.
         """
         return ()
 
@@ -193,14 +195,14 @@ class Callback:
         """Return the `saved_attributes`, for a resumed run.
 
         Returns:
-            A copy that later hooks don't change. Values are what JSON can hold (NaN and
-            infinities too), tensors, NumPy arrays, and lists and dicts of these.
-            Tensors and arrays are shared: replace such an attribute, don't fill it.
+            A copy that later hooks don't change. Values are JSON's (NaN and infinities
+            too), tensors, NumPy arrays, and lists and dicts of such values. Tensors and
+            arrays aren't copied: assign a new tensor, don't change it in place.
         """
         return {name: copied(getattr(self, name)) for name in self.saved_attributes}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state that `load_state_dict` can't take, and load nothing.
+        """Refuse a state that `load_state_dict` can't take; change nothing.
 
         Called before a run is resumed.
 
@@ -209,9 +211,10 @@ class Callback:
 
         Raises:
             ConfigError: A key is unknown or missing.
-            DamagedCheckpointError: A value is of another kind.
+            DamagedCheckpointError: A value has another type or range.
         """
-        if type(self).state_dict is Callback.state_dict:  # else it has other keys
+        # An overridden `state_dict` may have other keys.
+        if type(self).state_dict is Callback.state_dict:
             self._check_keys(state)
         if not isinstance(self.saved_attributes, Mapping):
             return
@@ -219,8 +222,8 @@ class Callback:
         fault = fields(kinds)(state, "state")
         if fault is not None:
             raise DamagedCheckpointError(
-                f"The state of {type(self).__name__} isn't one that it has saved: "
-                f"{fault}. Use another checkpoint."
+                f"The state of {type(self).__name__} is damaged: {fault}. Use another "
+                "checkpoint."
             )
 
     def _check_keys(self, state: Mapping[str, Any]) -> None:
@@ -246,7 +249,7 @@ class Callback:
 
         Raises:
             ConfigError: A key is unknown or missing.
-            DamagedCheckpointError: A value is of another kind.
+            DamagedCheckpointError: A value has another type or range.
         """
         self._check_keys(state)
         self.check_state(state)
@@ -264,10 +267,10 @@ _TRAINING_CALLS = (
 
 
 class LambdaCallback(Callback):
-    """Callback made of functions, each of which serves as a hook.
+    """Callback made of functions, each of which serves as a hook, as in Keras.
 
-    As in Keras. A function takes the arguments of its hook: `(epoch, logs)`,
-    `(batch, logs)` or `(logs)`. It may change `logs`.
+    A function takes the arguments of its hook: `(epoch, logs)`, `(batch, logs)` or
+    `(logs)`. It may change `logs`.
 
     Args:
         on_epoch_begin: Called with `(epoch, logs)` before an epoch.
@@ -279,7 +282,7 @@ class LambdaCallback(Callback):
         **hooks: Functions for other hooks, such as `on_test_end`.
 
     Raises:
-        ConfigError: If there is no such hook, or a value isn't callable.
+        ConfigError: A hook doesn't exist, or a value isn't callable.
 
     Example:
         >>> callback = LambdaCallback(
@@ -290,7 +293,7 @@ class LambdaCallback(Callback):
         0 0.5
         >>> LambdaCallback(on_epoch_stop=print)
         Traceback (most recent call last):
-        ipufit.errors.ConfigError: LambdaCallback knows no hook on_epoch_stop...
+        ipufit.errors.ConfigError: LambdaCallback has no hook on_epoch_stop...
     """
 
     def __init__(
@@ -315,7 +318,7 @@ class LambdaCallback(Callback):
         for name, function in hooks.items():
             if name not in _HOOKS:
                 raise ConfigError(
-                    f"LambdaCallback knows no hook {name}. Hooks are: "
+                    f"LambdaCallback has no hook {name}. Hooks are: "
                     f"{', '.join(_HOOKS)}."
                 )
             if function is None:
@@ -331,7 +334,7 @@ class CallbackList(Callback):
         callbacks: Callbacks in order; nested sequences are flattened.
 
     Raises:
-        ConfigError: An element is no callback.
+        ConfigError: An element isn't a callback.
     """
 
     def __init__(self, callbacks: CallbackLike) -> None:
@@ -359,7 +362,7 @@ class CallbackList(Callback):
     def hears(self, *hooks: str) -> bool:
         """Return whether a callback overrides one of these hooks, and reads its logs.
 
-        Displays don't count: `is_due` tells when they read logs.
+        Displays are left out: `is_due` says when they read logs.
 
         Example:
             >>> from ipufit.callbacks import EarlyStopping, TerminateOnNaN
@@ -377,10 +380,9 @@ class CallbackList(Callback):
         )
 
     def adds_names(self) -> bool:
-        """Return whether a callback may add figures to the logs, under any name.
+        """Return whether a callback may add values to the logs, under any name.
 
-        The hooks of ipufit's callbacks add at most `learning_rate`, but for those that
-        measure.
+        ipufit's callbacks add at most `learning_rate`, except callbacks that measure.
 
         Example:
             >>> CallbackList([LambdaCallback(on_epoch_end=print)]).adds_names()
@@ -398,9 +400,9 @@ class CallbackList(Callback):
         )
 
     def call_ends(self) -> list[tuple[int, str]]:
-        """Return after how many updates calls have to end, and for which callbacks.
+        """Return the numbers of updates after which calls must end, with the callbacks.
 
-        Displays don't count.
+        Displays are left out.
 
         Example:
             >>> from ipufit.callbacks import EarlyStopping, TerminateOnNaN
@@ -433,10 +435,10 @@ class CallbackList(Callback):
         """Close each callback, except those that an outer run still uses.
 
         Args:
-            around: Callbacks of the outer runs, if this run was started in one of their
-                hooks.
-            is_failing: Whether the run ends with an error. That error is raised; errors
-                of `close` become warnings.
+            around: Callbacks of the outer runs, if this run was started in a hook of
+                another run.
+            is_failing: Whether the run ends with an error, which is raised. Errors of
+                `close` then become warnings.
         """
         shared = {id(c) for hooks in around for c in hooks.callbacks}
         closing = [c.close for c in self._called if id(c) not in shared]
@@ -446,7 +448,7 @@ class CallbackList(Callback):
             self.give_back(around)
 
     def give_back(self, around: Sequence[CallbackList]) -> None:
-        """Give callbacks that belong to outer runs, too, the run of the innermost."""
+        """Set callbacks that outer runs use, too, back to the innermost outer run."""
         runs = {id(c): hooks.run for hooks in around for c in hooks.callbacks}
         for callback in self.callbacks:
             run = runs.get(id(callback), callback.run)
@@ -468,19 +470,21 @@ class CallbackList(Callback):
             >>> list(CallbackList([TerminateOnNaN(), EarlyStopping()]).state_dict())
             ['0:TerminateOnNaN', '1:EarlyStopping(val_loss)']
         """
-        return {key: callback.state_dict() for key, callback in self._saved().items()}
+        return {
+            key: callback.state_dict() for key, callback in self._by_state_key().items()
+        }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse states that the callbacks can't take, and load nothing.
+        """Refuse states that the callbacks can't take; change nothing.
 
         Args:
             state: From `state_dict` of a list of the same callbacks.
 
         Raises:
             ConfigError: The callbacks differ, or a state has other keys.
-            DamagedCheckpointError: A value of a state is of another kind.
+            DamagedCheckpointError: A value of a state has another type or range.
         """
-        for key, callback in self._saved(state).items():
+        for key, callback in self._by_state_key(state).items():
             callback.check_state(state[key])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -492,15 +496,17 @@ class CallbackList(Callback):
         Raises:
             ConfigError: The callbacks differ, or a state has other keys.
         """
-        for key, callback in self._saved(state).items():
+        for key, callback in self._by_state_key(state).items():
             callback.load_state_dict(state[key])
 
-    def _saved(self, state: Mapping[str, Any] | None = None) -> dict[str, Callback]:
-        """Return callbacks by the keys of their states.
+    def _by_state_key(
+        self, state: Mapping[str, Any] | None = None
+    ) -> dict[str, Callback]:
+        """Return the callbacks that have a state, by the keys of their states.
 
         Args:
-            state: A state to load; None to save one. Callbacks without a state needn't
-                be those of the run that saved it.
+            state: A state to load; None to save the state. Callbacks without a state
+                may differ from those of the run that saved `state`.
 
         Raises:
             ConfigError: A callback with a state was added, removed or moved.
@@ -510,19 +516,19 @@ class CallbackList(Callback):
         if state is None or set(state) == set(saved):
             return saved
         now = {key: c for key, c in saved.items() if _has_state(c)}
-        names = {*map(_name_in, now)}
+        names = {*map(_callback_name, now)}
         before = [
             key
             for key in sorted(state, key=_position)
-            if state[key] or _name_in(key) in names
+            if state[key] or _callback_name(key) in names
         ]
-        if [*map(_name_in, before)] != [*map(_name_in, now)]:
+        if [*map(_callback_name, before)] != [*map(_callback_name, now)]:
             _refuse_callbacks(before, list(now))
         return dict(zip(before, now.values()))
 
 
 def _call_each(hook: str) -> Callable[..., None]:
-    """Return a hook that calls this hook of each callback in a list."""
+    """Make the method of `CallbackList` that calls a hook of each callback."""
 
     def call(self: CallbackList, *arguments: Any) -> None:
         for callback in self._called:
@@ -549,12 +555,12 @@ def _has_state(callback: Callback) -> bool:
     return is_own or bool(callback.saved_attributes)
 
 
-def _name_in(key: str) -> str:
+def _callback_name(key: str) -> str:
     return key.partition(":")[2]
 
 
 def _position(key: str) -> int:
-    """Return the position in the key of a callback's state.
+    """Return the callback's position from a state key such as '0:History'.
 
     Raises:
         ConfigError: The key doesn't begin with a position.
@@ -562,7 +568,7 @@ def _position(key: str) -> int:
     position = key.partition(":")[0]
     if not position.isdecimal():
         raise ConfigError(
-            f"{key!r} is no key of a callback's state, such as '0:History'."
+            f"{key!r} isn't the key of a callback's state, such as '0:History'."
         )
     return int(position)
 
@@ -576,7 +582,7 @@ def _refuse_callbacks(before: list[str], now: list[str]) -> None:
     """
     missing: list[str] = []
     new: list[str] = []
-    names = [*map(_name_in, before)], [*map(_name_in, now)]
+    names = [*map(_callback_name, before)], [*map(_callback_name, now)]
     changes = difflib.SequenceMatcher(None, *names, autojunk=False).get_opcodes()
     for change, begin, end, new_begin, new_end in changes:
         if change != "equal":
@@ -594,14 +600,14 @@ def _refuse_callbacks(before: list[str], now: list[str]) -> None:
 
 
 def _numbered(key: str) -> str:
-    return f"{_name_in(key)} (number {_position(key)})"
+    return f"{_callback_name(key)} (number {_position(key)})"
 
 
 def _hears_every(callback: Callback) -> int | None:
     """Return the number of updates after which calls end for a callback; None for any.
 
-    The first of its classes that overrides `hears_every` or a hook of training calls
-    decides: by the value of `hears_every`, or by 1 for a hook.
+    The first class in the method resolution order that overrides `hears_every` or a
+    hook of training calls decides: by the value of `hears_every`, or by 1 for a hook.
     """
     if _is_display(callback):
         return None
@@ -625,7 +631,7 @@ def _flatten(callbacks: CallbackLike) -> Iterator[Callback]:
         return
     if not isinstance(callbacks, (list, tuple)):
         refuse_foreign("callbacks", callbacks, "the callback of this name in ipufit")
-    # Each use goes through them: an iterator would be empty at the second.
+    # The callbacks are iterated over several times, so an iterator is refused.
     is_listed = isinstance(callbacks, (Sequence, AbstractSet))
     if not is_listed or isinstance(callbacks, (str, bytes)):
         raise ConfigError(
@@ -642,11 +648,12 @@ def check_argument(callback: Callback, name: str, value: Any, **bounds: Any) -> 
     Args:
         callback: The callback, for the message.
         name: Name of the argument.
-        value: Any value. Numbers of NumPy, and infinity if nothing else is said, count.
+        value: Any value. Numbers of NumPy are allowed, and infinity unless `bounds`
+            exclude it.
         **bounds: As for `check_number`.
 
     Raises:
-        ConfigError: The value is no such number.
+        ConfigError: The value isn't a number in the range.
 
     Example:
         >>> check_argument(Callback(), "patience", "3", least=0)
@@ -674,11 +681,11 @@ def check_frequency(callback: Callback, name: str, value: Any, *words: str) -> N
 
 
 def copied(value: Any) -> Any:
-    """Copy a value of a state, with new lists and dicts.
+    """Copy the lists and dicts of a state.
 
     Args:
-        value: Tensors and arrays in it stay the same objects; NumPy's scalars become
-            Python's, which JSON can take.
+        value: The state. Tensors and arrays aren't copied; NumPy's scalars become
+            Python's, which JSON can hold.
 
     Example:
         >>> history = {"loss": [np.float32(0.5)]}

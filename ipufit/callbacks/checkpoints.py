@@ -56,13 +56,13 @@ class SavingCallback(Callback):
 
     @property
     def hears_every(self) -> int | None:
-        """Return updates after which a call ends, so that it can save there."""
+        """Return `save_freq` in updates, at which calls end; None for epochs."""
         if not isinstance(self.save_freq, int):
             return None
         return math.gcd(self.save_freq, self.updates_since_save)
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Begin to count the updates of a new run."""
+        """Reset the count of updates for a new run."""
         super().on_train_begin(logs)
         self._updates_counted, self._saved = 0, None
 
@@ -92,7 +92,8 @@ class SavingCallback(Callback):
         Args:
             epoch: Index of the epoch.
             logs: Metrics so far.
-            fields: Metrics, and the number of updates in the epoch if it isn't over.
+            fields: Values for the fields of a path: metrics, and the number of updates
+                in the epoch if it isn't over.
         """
         raise NotImplementedError
 
@@ -102,7 +103,7 @@ class SavingCallback(Callback):
 
     @property
     def _now(self) -> tuple[int, bool]:
-        """The number of updates, and whether the epoch is over."""
+        """Return the number of updates, and whether the epoch is over."""
         return self.run.updates, self.run.is_epoch_done
 
     def _save_if_possible(self) -> None:
@@ -136,14 +137,14 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
             `"best-{val_loss:.3f}.safetensors"`. Missing folders are made.
         monitor: Name of the metric for `save_best_only` and the best one of `keep`.
         verbose: 1 prints a line for each checkpoint.
-        save_best_only: If True, save only if the metric improved; or, with a warning,
-            if it isn't in the logs, to which callbacks of your own may add it.
+        save_best_only: If True, save only if the metric improved. If callbacks of your
+            own may add the metric, and the logs don't have it, save with a warning.
         save_weights_only: True for a file of weights. The suffix of `filepath` decides,
             and must agree.
         mode: `"min"`, `"max"`, or `"auto"`.
-        save_freq: `"epoch"`, or a number of updates, counted across epochs. It saves
-            after the call that reaches the number: with `device_iterations` a call
-            makes several updates.
+        save_freq: `"epoch"`, or a number of updates, counted across epochs. The
+            checkpoint is saved after the call that reaches the number: with
+            `device_iterations` a call makes several updates.
         initial_value_threshold: Value that the metric must beat first.
         keep: Number of newest whole checkpoints to keep in the directory `filepath`,
             besides the best one. `fit(resume=filepath)` continues from the newest that
@@ -199,7 +200,7 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
             check_flags("ModelCheckpoint", save_weights_only=save_weights_only)
         as_path(filepath, "filepath")
         self.filepath = os.fspath(filepath)
-        self.save_weights_only = _is_of_weights(self.filepath, save_weights_only)
+        self.save_weights_only = _is_weights_path(self.filepath, save_weights_only)
         self.save_best_only = save_best_only
         self.store: CheckpointStore | None = None
         if keep is not None:
@@ -226,12 +227,12 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
 
     @property
     def needs_metric(self) -> bool:
-        """Whether a run without it is refused: `save_best_only` compares its values."""
+        """Whether a run without the metric is refused, as with `save_best_only`."""
         return self.save_best_only and super().needs_metric
 
     def _known_fields(self) -> dict[str, float]:
         names = {*(self.run.names or ())}
-        if "{learning_rate" in self.filepath:  # perhaps another callback adds it
+        if "{learning_rate" in self.filepath:  # another callback may add it
             names.add("learning_rate")
         if self.save_freq == "epoch":
             return dict.fromkeys(names, 0.0)
@@ -276,12 +277,12 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
         """Save the whole run because the process was told to end."""
         epoch, moment = self.run.epoch, self._moment({})
         if self._last_moment is not None and self._last_moment.update == moment.update:
-            moment = self._last_moment  # with the metric
+            moment = self._last_moment  # has the metric
         path = self._path({"epoch": epoch + 1, "batch": self.last_update + 1})
         self._write(epoch, path, moment)
 
     def _moment(self, logs: dict[str, Any]) -> SavedAt:
-        """Return update, epoch and metric of a checkpoint, to find the best later."""
+        """Return update, epoch and metric, by which checkpoints are compared."""
         value = logs.get(self.monitor)
         if value is None:
             return SavedAt(self.run.updates, self.monitor if self.store else None)
@@ -342,10 +343,10 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
 class BackupAndRestore(SavingCallback):
     """Save the whole run, and continue the saved run when `fit` is called again.
 
-    As in Keras, but exactly: if a run is killed and the same script is started again,
+    As in Keras, but exact: if a run is killed and the same script is started again,
     it ends with the same weights, optimizer, History and callbacks as an uninterrupted
-    run. On SIGTERM, which schedulers send, it saves after the present call and ends the
-    run in order. With several processes the first one writes and all read. SIGTERM in
+    run. On SIGTERM, which schedulers send, the run is saved after the present call and
+    ends in order. With several processes the first one writes and all read. SIGTERM in
     any process ends all.
 
     Args:
@@ -413,11 +414,11 @@ class BackupAndRestore(SavingCallback):
     def on_train_end(self, logs: dict[str, Any]) -> None:
         """Delete the backup after a complete run, if `delete_checkpoint`.
 
-        It stays if SIGTERM came too late to be heeded: the script may be killed before
-        it uses the result.
+        The backup stays if SIGTERM came too late to end the run: the script may be
+        killed before it uses the result.
         """
         run = self.run
-        self.updates_since_save = 0  # the next `fit` asks before it begins
+        self.updates_since_save = 0  # the next `fit` reads it before it begins
         is_cut = run.stop_reason in (EVICTED, "interrupted")
         if not is_cut:
             is_cut = any(run.processes.gathered(run.told_by is not None))
@@ -429,7 +430,7 @@ class BackupAndRestore(SavingCallback):
         self.store.clear()
 
 
-def _is_of_weights(filepath: str, weights_only: bool | None) -> bool:
+def _is_weights_path(filepath: str, weights_only: bool | None) -> bool:
     """Return whether the suffix of a path is that of a weights file."""
     is_file = filepath.endswith(SUFFIX)
     is_other = not is_file and _OTHER_SUFFIX.search(filepath) is not None

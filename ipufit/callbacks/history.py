@@ -54,7 +54,7 @@ class History(Callback):
         self.coverage = ""
 
     def set_model(self, model: Any) -> None:
-        """Ignore the model: a reference cycle would keep its IPUs."""
+        """Ignore the model: a reference to it would be a cycle that keeps its IPUs."""
 
     def __repr__(self) -> str:
         """Describe the number of epochs and the last metrics."""
@@ -67,7 +67,7 @@ class History(Callback):
         return f"<History: {', '.join([f'{len(self.epoch)} epoch{plural}', *last])}>"
 
     def _repr_html_(self) -> str:
-        """Return a table of the epochs for a notebook, where it stays in the file."""
+        """Return an HTML table of the epochs, which a notebook saves."""
         names = sorted(self.history)
         values = {n: dict(zip(self.epochs_of[n], self.history[n])) for n in names}
         rows = ["".join(f"<th>{escape(name)}</th>" for name in ("epoch", *names))]
@@ -136,10 +136,12 @@ class History(Callback):
         all_axes = _axes_for(len(shown), axes)
         for name, part in zip(shown, all_axes):
             for key, values in self.history.items():
-                trained, label = self._part_of(key)
+                trained, label = self._axes_and_label(key)
                 if name in (key, trained) or key == f"val_{name}":
                     epochs = [epoch + 1 for epoch in self.epochs_of[key]]
-                    marker = "." if len(epochs) < 50 else None  # points, if few
+                    marker = (
+                        "." if len(epochs) < 50 else None
+                    )  # mark points if there are few
                     part.plot(epochs, values, label=label, marker=marker)
             part.set_xlabel("epoch")
             part.set_ylabel(name)
@@ -148,14 +150,16 @@ class History(Callback):
         return all_axes[0].figure
 
     def _names_to_draw(self, names: str | Sequence[str] | None) -> list[str]:
-        """Return the names that were asked for, by default all without `val_`."""
+        """Return the names to draw: the argument, or all names without `val_`."""
         if not self.history:
             raise ConfigError(
                 "There is nothing to draw: this history has no epoch. Call plot() "
                 "after fit()."
             )
         if names is None:
-            return [name for name in self.history if self._part_of(name)[0] == name]
+            return [
+                name for name in self.history if self._axes_and_label(name)[0] == name
+            ]
         asked = [names] if isinstance(names, str) else list(names)
         for name in asked:
             if name.endswith((".svg", ".png", ".pdf")):
@@ -167,12 +171,12 @@ class History(Callback):
                 raise UnknownNameError("metric", name, self.history)
         return asked
 
-    def _part_of(self, key: str) -> tuple[str, str]:
-        """Return the training metric that a figure belongs to, and what to call it.
+    def _axes_and_label(self, key: str) -> tuple[str, str]:
+        """Return the training metric whose axes show a metric, and the curve's label.
 
-        `val_loss` is the "validation" of `loss`. Where validation sets have names, so
-        that there is no `val_loss`, `val_hard_loss` is its "validation hard". A figure
-        that was only validated belongs to itself.
+        `val_loss` is drawn with `loss`, as "validation". If validation sets have names,
+        `val_hard_loss` is drawn with `loss`, as "validation hard". A metric without a
+        training metric has axes of its own.
         """
         if not key.startswith("val_"):
             return key, "training"
@@ -195,10 +199,10 @@ def _axes_for(count: int, axes: Axes | Sequence[Axes] | None) -> list[Axes]:
 
     Args:
         count: Number of axes to return.
-        axes: Axes of the user; None to create them.
+        axes: Axes of the user; None to create axes.
 
     Raises:
-        ConfigError: matplotlib isn't installed, or `axes` are more or fewer.
+        ConfigError: matplotlib isn't installed, or the number of `axes` isn't `count`.
     """
     pyplot = need("matplotlib.pyplot", "History.plot()", "ipufit[plot]")
     if axes is not None:
@@ -219,6 +223,6 @@ def _axes_for(count: int, axes: Axes | Sequence[Axes] | None) -> list[Axes]:
     created = list(grid.flat)
     for unused in created[count:]:
         unused.remove()
-    if "inline" in pyplot.get_backend():  # a notebook shows what a cell returns, too
+    if "inline" in pyplot.get_backend():  # else a notebook would show the figure twice
         pyplot.close(figure)
     return created[:count]

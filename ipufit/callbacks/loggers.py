@@ -24,8 +24,8 @@ from .monitoring import learning_rate
 class FigureLogger(Callback):
     """Base of callbacks that log the metrics of epochs, and of calls on request.
 
-    Classes have `write(group, logs, step)`. The group is `"epoch"`, with the index of
-    the epoch as the step, or `"batch"`, with the metrics of the epoch so far and the
+    Subclasses define `write(group, logs, step)`. The group is `"epoch"`, with the index
+    of the epoch as the step, or `"batch"`, with the metrics of the epoch so far and the
     number of updates.
 
     Args:
@@ -101,9 +101,9 @@ class RunLogger(FigureLogger):
     """Base of loggers for services with runs: join the active run, or begin a run.
 
     A run that the logger begins ends with `fit`, as failed if `fit` raised. A resumed
-    `fit` continues it. Classes have `active_run()`, which returns the service's active
-    run or None; `begin_run()`, which begins a run, or continues that of `run_id`; and
-    `end_run(is_failed=)`.
+    `fit` continues it. Subclasses define `active_run()`, which returns the service's
+    active run or None; `begin_run()`, which begins a run, or continues the run of
+    `run_id`; and `end_run(is_failed=)`.
 
     Args:
         arguments: Arguments for the service's function that begins a run.
@@ -139,7 +139,10 @@ class RunLogger(FigureLogger):
         self.run_id = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
-        """Join the active run, or begin a run; a resumed run has its state by now."""
+        """Join the active run, or begin a run.
+
+        Not in `on_train_begin`, because a resumed `fit` restores `run_id` after it.
+        """
         if self._active is None:
             self._active = self.active_run()
             self._has_begun = self._active is None
@@ -147,7 +150,7 @@ class RunLogger(FigureLogger):
                 self._active = self.begin_run()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
-        """Join a run, for a run that is resumed inside an epoch."""
+        """Join or begin a run, if `fit` is resumed inside an epoch."""
         self.on_epoch_begin(self.run.epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
@@ -270,7 +273,7 @@ class CSVLogger(Callback):
         if header[:1] != ["epoch"]:
             raise ConfigError(
                 f"{self.filename!r} doesn't begin with the header of a CSVLogger with "
-                f"separator={self.separator!r}, so nothing can be appended. Take "
+                f"separator={self.separator!r}, so nothing can be appended. Use "
                 "another file, or append=False."
             )
         return header[1:]
@@ -281,7 +284,7 @@ class CSVLogger(Callback):
         is_kept = path.exists() and (self.begin or self._is_resumed)
         written = path.read_bytes() if is_kept else b""
         size = min(self.begin, len(written))
-        # A resumed run keeps its header and the whole rows of the epochs before.
+        # A resumed run keeps its header and the whole rows of earlier epochs.
         lines = written[size:].splitlines(keepends=True) if self._is_resumed else []
         for line in lines:
             first = line.decode(errors="replace").split(self.separator)[0].strip()
@@ -411,8 +414,8 @@ class WandbLogger(RunLogger):
     Metrics of epochs are `epoch/<name>`, with `epoch/epoch` (0-based). Metrics of calls
     are `batch/<name>`, with `batch/updates`. Histograms of weights are `weights/<name>`
     and come with the metrics of their epoch. They go to the active run, `wandb.run`.
-    If there is none, one is begun with the first epoch and finished with `fit`, as
-    failed if `fit` raised. A resumed `fit` continues its run.
+    Without an active run, a run is begun with the first epoch and finished with `fit`,
+    as failed if `fit` raised. A resumed `fit` continues its run.
 
     Args:
         update_freq: `"epoch"` to log metrics of epochs only. With a number n, also log
@@ -480,8 +483,8 @@ class MLflowLogger(RunLogger):
 
     Metrics of epochs keep their names, with the epoch (0-based) as their step. Metrics
     of calls are `batch_<name>`, with the number of updates as their step. They go to
-    the active run. If there is none, one is begun with the first epoch and ended with
-    `fit`, as `FAILED` if `fit` raised. A resumed `fit` continues its run.
+    the active run. Without an active run, a run is begun with the first epoch and ended
+    with `fit`, as `FAILED` if `fit` raised. A resumed `fit` continues its run.
 
     Args:
         update_freq: `"epoch"` to log metrics of epochs only. With a number n, also log

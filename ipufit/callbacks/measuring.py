@@ -44,8 +44,8 @@ def throughput_line(samples_per_second: float) -> str:
 class Throughput(Callback):
     """Measure samples per second in training, and the time of a call.
 
-    At the end of every epoch it adds two values to the logs, for later callbacks and
-    History:
+    At the end of every epoch the callback adds two values to the logs, for later
+    callbacks and History:
 
     - `samples_per_second`: real samples (no padding) divided by the seconds from the
       beginning of the epoch to its last call. Loading data and the callbacks between
@@ -53,19 +53,19 @@ class Throughput(Callback):
     - `latency_ms`: mean milliseconds from a call's data being ready to its results
       being ready.
 
-    It also prints a line, `throughput: 1234.5 samples/sec`, which existing
+    The callback also prints a line, `throughput: 1234.5 samples/sec`, which existing
     `benchmarks.yml` files find by their regular expressions.
 
-    With several processes it counts the samples of all. Process 0 takes the times and
+    With several processes the samples of all are counted. Process 0 measures times and
     prints.
 
     Args:
-        verbose: 1 prints the line after every epoch, 0 doesn't, "auto" does where `fit`
-            shows anything.
+        verbose: 1 prints the line after every epoch; 0 doesn't; "auto" prints it unless
+            `fit` has `verbose=0`.
         clock: Returns the time in seconds, from any origin.
 
     Raises:
-        ConfigError: `verbose` is something else.
+        ConfigError: `verbose` has another value.
 
     Attributes:
         latencies_ms: Mean milliseconds per call of the last epoch (`"training"`), the
@@ -205,16 +205,16 @@ class GradientMonitor(Callback):
     A gradient is the mean over the updates of one call, without loss scaling and before
     clipping. With `device_iterations=1` a call is one update. With more updates,
     gradients of different signs cancel out. If your own options return only some
-    micro-batches, it is the mean over these. An update that has only padding counts
-    with gradients of zero.
+    micro-batches, the gradient is the mean over these micro-batches. An update that has
+    only padding counts with gradients of zero.
 
-    It adds to the logs, for later callbacks and History:
+    The callback adds to the logs, for later callbacks and History:
 
     - after every call `grad_norm`, the L2 norm of all gradients together;
     - after every epoch `grad_norm`, the mean over its calls, and `grad_norm_max`;
     - with `is_detailed`, `grad_norm/<parameter>` for each parameter too.
 
-    It warns of the first gradient that isn't finite, with its parameter's name.
+    The first gradient that isn't finite causes a warning with its parameter's name.
 
     Args:
         parameters: Names of trainable parameters, or patterns such as
@@ -225,8 +225,8 @@ class GradientMonitor(Callback):
         norms: Norms of the last call by name of the parameter.
 
     Raises:
-        ConfigError: `parameters` are no names.
-        UnknownNameError: When `fit` begins, if a name or pattern fits no trainable
+        ConfigError: `parameters` must be names or patterns.
+        UnknownNameError: When `fit` begins, if a name or pattern matches no trainable
             parameter.
         UnsupportedError: If the loss scaling is automatic: only the device knows the
             factor of the gradients.

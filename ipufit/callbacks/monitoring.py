@@ -74,10 +74,10 @@ class MonitorCallback(Callback):
         self.direction: str | None = None
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Check that the run has the metric; its direction is that of the new run.
+        """Check that the run has the metric, and reset the metric's direction.
 
         Raises:
-            ConfigError: If the run is known to have no such metric.
+            ConfigError: If the run can't have the metric.
         """
         self.direction = None
         names = self.run.names
@@ -105,9 +105,9 @@ class MonitorCallback(Callback):
         return f"{type(self).__name__}({self.monitor})"
 
     def improves(self, value: float, reference: float | None) -> bool:
-        """Check that a value is better than another by more than `min_delta`.
+        """Return whether a value is better than another by more than `min_delta`.
 
-        Like Keras's, the test is strict and made in float32, so `0.7` is no improvement
+        As in Keras, the comparison is strict and in float32, so `0.7` is no improvement
         over `0.8` by more than `0.1`, whatever float64 leaves in the last digit.
 
         Args:
@@ -123,14 +123,14 @@ class MonitorCallback(Callback):
         if reference is None or math.isnan(reference):
             return True
         delta = self.min_delta if is_less else -self.min_delta
-        with np.errstate(over="ignore"):  # beyond float32 is infinite
+        with np.errstate(over="ignore"):  # larger numbers are infinite in float32
             shifted, best = np.float32(value + delta), np.float32(reference)
         return bool(shifted < best if is_less else shifted > best)
 
     def value_in(
         self, logs: Mapping[str, Any], purpose: str, end: str = ""
     ) -> float | None:
-        """Return the metric; warn that it isn't in the logs, and return None.
+        """Return the metric; if the logs don't have it, warn and return None.
 
         Args:
             logs: Metrics of the epoch, whose names the warning lists.
@@ -147,7 +147,7 @@ class MonitorCallback(Callback):
         return None if value is None else float(value)
 
     def known_direction(self) -> str:
-        """Return whether the metric's `"min"` or `"max"` is better.
+        """Return `"min"` or `"max"`, whichever of the metric is better.
 
         Raises:
             ConfigError: If the mode is `"auto"`, and no metric has a direction.
@@ -167,7 +167,7 @@ class MonitorCallback(Callback):
 
 
 def direction_of(monitor: str, directions: Mapping[str, str]) -> str | None:
-    """Return whether a metric's `"min"` or `"max"` is better; None if unknown.
+    """Return `"min"` or `"max"`, whichever of a metric is better; None if unknown.
 
     The direction of a loss is always known.
 
@@ -200,7 +200,7 @@ class EarlyStopping(MonitorCallback):
             stop at the first such epoch, as in Keras.
         verbose: 1 prints a line when it stops or restores weights.
         mode: `"min"`, `"max"`, or `"auto"`.
-        baseline: Value that must be beaten too before an improvement resets `wait`.
+        baseline: Value that a metric must also beat to reset `wait`.
         restore_best_weights: If True, the run ends with the weights of its best epoch,
             stopped or not. Every improvement fetches the weights from the device.
         start_from_epoch: Index of the first epoch that counts.
@@ -209,11 +209,12 @@ class EarlyStopping(MonitorCallback):
         best: Best value of this run.
         best_epoch: Index of the best epoch.
         best_weights: Weights of the best epoch, if they are to be restored.
-        stopped_epoch: Index of the epoch that stopped the run; 0 if none did.
+        stopped_epoch: Index of the epoch that stopped the run; 0 if the run wasn't
+            stopped.
         wait: Number of epochs since the last improvement.
 
     Raises:
-        ConfigError: If an argument isn't what it must be. When `fit` begins, if the run
+        ConfigError: If an argument has an invalid value. When `fit` begins, if the run
             has no such metric. At the metric's first value, if `mode="auto"` and its
             direction isn't known.
 
@@ -377,7 +378,7 @@ class StopAfter(Callback):
 
     Raises:
         ConfigError: `minutes` isn't above 0, `margin` is negative, or neither `minutes`
-            nor the variable is given.
+            nor the variable is set.
 
     Example:
         >>> import torch
@@ -390,7 +391,7 @@ class StopAfter(Callback):
         StopAfter: the time is up, the run ends after this call
     """
 
-    hears_every = None  # calls may be as long as without it
+    hears_every = None  # the callback doesn't shorten calls
 
     def __init__(self, minutes: float | None = None, *, margin: float = 2.0) -> None:
         check_argument(self, "margin", margin, least=0)
@@ -402,26 +403,26 @@ class StopAfter(Callback):
                 "a number of seconds: pass minutes."
             )
         self.minutes, self.margin = minutes, margin
-        self._end = 0.0
+        self._deadline = 0.0
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
-        """Begin to count the time."""
+        """Set the time at which the run ends."""
         if self.minutes is None:
-            self._end = int(os.environ[_JOB_END]) - 60.0 * self.margin
+            self._deadline = int(os.environ[_JOB_END]) - 60.0 * self.margin
         else:
-            self._end = time.time() + 60.0 * self.minutes
+            self._deadline = time.time() + 60.0 * self.minutes
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """End the run if the time is up."""
-        if time.time() >= self._end:
-            self._end = math.inf
+        if time.time() >= self._deadline:
+            self._deadline = math.inf
             if self.run.processes.is_first:
                 say("StopAfter: the time is up, the run ends after this call")
             self.run.stop("StopAfter", is_eviction=True)
 
 
 _RATES = ("rates",)
-"""What states of 0.3.0 had; checkpoints have the rates in the optimizer's groups."""
+"""Keys of states of 0.3.0; now the optimizer's groups have the rates."""
 
 
 def set_learning_rate(
@@ -551,7 +552,7 @@ def _takes_two(schedule: Any) -> bool:
         refuse("schedule", schedule, "a function schedule(epoch, learning_rate)")
     try:
         signature = inspect.signature(schedule)
-    except ValueError:  # some functions written in C have none
+    except ValueError:  # some functions in C have no signature
         return True
     for arguments in ((0, 0.0), (0,)):
         try:
@@ -661,7 +662,7 @@ class ReduceLROnPlateau(MonitorCallback):
 
     def _reduce(self, epoch: int) -> None:
         old = learning_rate(self.model.optimizer)
-        if np.float32(old) <= np.float32(self.min_lr):  # equal but for rounding
+        if np.float32(old) <= np.float32(self.min_lr):  # equal up to rounding
             return
         new = max(old * self.factor, self.min_lr)
         set_learning_rate(self.model.optimizer, new)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 _SECONDS_BETWEEN = 0.1
 _QUICK_SECONDS = 1.0
-"""Compilations that take no longer aren't worth a line before they end."""
+"""Seconds after which a compilation that is still running is announced."""
 
 
 class ProgressDisplay(Callback):
@@ -75,10 +75,10 @@ class ProgressDisplay(Callback):
 
     @contextlib.contextmanager
     def compiling(self, program: str) -> Iterator[None]:
-        """Say that a program is compiled, unless it is done at once.
+        """Announce the compilation of a program, unless it is fast.
 
-        A thread says it, because a compilation blocks. PopTorch releases Python's lock
-        meanwhile (`compileWithManualTracing`).
+        A thread prints the line, because a compilation blocks this thread. PopTorch
+        releases Python's lock meanwhile (`compileWithManualTracing`).
         """
         line = f"Compiling the {program} program, which takes minutes on IPUs"
         timer = threading.Timer(_QUICK_SECONDS, self.noted, [line])
@@ -129,7 +129,7 @@ class ProgressDisplay(Callback):
             self._advance(batch + 1, logs)
 
     def on_test_end(self, logs: dict[str, Any]) -> None:
-        """Show the metrics of an `evaluate`; a validation's are shown by the epoch."""
+        """Show the metrics of an `evaluate`; the epoch shows those of a validation."""
         if not self._is_fit:
             self._finish(logs)
 
@@ -149,15 +149,15 @@ class ProgressDisplay(Callback):
         """Start the clock, and show that an epoch, evaluation or prediction begins.
 
         Args:
-            title: What begins, such as "Epoch 1/3".
-            end_title: Title of its last line.
+            title: Title of the epoch, evaluation or prediction, such as "Epoch 1/3".
+            end_title: Title of the last line.
         """
         self._start_seconds = self._clock()
         self._samples_before = self.run.samples
         self._steps_done = 0
 
     def _advance(self, steps: int, logs: dict[str, Any] | None) -> None:
-        """Count a call, and show its metrics; None if there are none."""
+        """Count a call, and show its metrics; None without metrics."""
         self._steps_done = steps
 
     def _finish(self, logs: dict[str, Any]) -> None:
@@ -177,7 +177,7 @@ class ProgressDisplay(Callback):
 
 
 class Notes(ProgressDisplay):
-    """Display of calls without `verbose`: lines about choices, on standard error."""
+    """Display of methods without `verbose`: prints choices on standard error."""
 
     def noted(self, line: str) -> None:
         """Print the line, once for all processes."""
@@ -186,7 +186,7 @@ class Notes(ProgressDisplay):
 
 
 class _Printing(ProgressDisplay):
-    """Base of displays that print: one line for the compilations before a run."""
+    """Base of displays that print; all compilations before a run have one line."""
 
     @property
     def shows_poptorch_bar(self) -> bool:
@@ -198,15 +198,15 @@ class _Printing(ProgressDisplay):
 
     @contextlib.contextmanager
     def compiling(self, program: str) -> Iterator[None]:
-        """Say that a program is compiled, unless it is done at once."""
-        # rich draws from Python's generator when it is imported. In the thread that
-        # would be taken for a draw in `forward`.
+        """Announce the compilation of a program, unless it is fast."""
+        # rich draws from Python's random generator when it is imported. In the thread
+        # this would be taken for a draw in `forward`.
         import_module("rich.console")
         with super().compiling(program):
             yield
 
     def noted(self, line: str) -> None:
-        """Print the line, in the place of PopTorch's bar, which moves down."""
+        """Print the line above PopTorch's bar."""
         from rich.control import Control
         from rich.segment import ControlType
 
@@ -259,12 +259,12 @@ class LineProgress(_Printing):
 class ProgressBar(_Printing):
     """Show the bars of `verbose=1`, and a line per epoch.
 
-    The bar shows the updates or batches so far, the seconds, those to come (ETA),
+    The bar shows the updates or batches so far, the seconds so far and to come (ETA),
     samples per second, and the metrics. Where no bar can be redrawn, only the lines are
     printed.
 
-    It replaces the display that `verbose` chooses, and shows values that earlier
-    callbacks add to the logs.
+    Passed as a callback, it replaces the display that `verbose` chooses, and shows
+    values that earlier callbacks add to the logs.
 
     Args:
         console: Console to write to; standard output by default.
@@ -276,7 +276,7 @@ class ProgressBar(_Printing):
         >>> bar = ProgressBar(Console(file=sys.stderr))
     """
 
-    _console_with_bar: ClassVar[Console | None] = None  # of this or an outer run
+    _console_with_bar: ClassVar[Console | None] = None  # of this run or an outer run
     _live: Live | None = None
     _cell: Any = None  # the handle of an output in a notebook
     _title = _end_title = _figures = ""
@@ -290,7 +290,7 @@ class ProgressBar(_Printing):
         return is_on and self._clock() - self._shown_at >= _SECONDS_BETWEEN
 
     def close(self) -> None:
-        """Restore the terminal; a bar that an error has ended stays."""
+        """Restore the terminal; after an error the bar stays visible."""
         super().close()
         self._cell = None
         if self._live is not None:
@@ -358,12 +358,12 @@ class ProgressBar(_Printing):
 
         done, seconds = self._steps_done, self._seconds()
         total = self.params.get("steps")  # None for a stream of unknown length
-        times = _in_hours(seconds)
+        times = _format_hours(seconds)
         if total is not None and self._first_call is not None:
             first_seconds, first_steps = self._first_call
             if done > first_steps:
                 per_step = (seconds - first_seconds) / (done - first_steps)
-                times += f" ETA {_in_hours(per_step * max(total - done, 0))}"
+                times += f" ETA {_format_hours(per_step * max(total - done, 0))}"
         counts = f"{done}/{'?' if total is None else total}"
         cells: list[RenderableType] = [Text(self._title)]
         cells += [Text(counts, "green"), Text(times, "yellow")]
@@ -379,7 +379,7 @@ class ProgressBar(_Printing):
         return Group(row) if is_wide else Group(row, figures)
 
 
-def _in_hours(seconds: float) -> str:
+def _format_hours(seconds: float) -> str:
     """Format a duration as 0:01:02."""
     return str(timedelta(seconds=int(seconds)))
 
@@ -427,7 +427,7 @@ def can_redraw(console: Console) -> bool:
 def _standard_output() -> Console:
     from rich.console import Console
 
-    if ProgressBar._console_with_bar is not None:  # which puts lines above its bar
+    if ProgressBar._console_with_bar is not None:  # prints lines above its bar
         return ProgressBar._console_with_bar
     console = Console()
     if not console.is_jupyter:

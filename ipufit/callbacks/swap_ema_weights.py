@@ -18,7 +18,7 @@ class SwapEMAWeights(Callback):
     averages are the weights, as without this callback. Unlike Keras's, the average has
     the buffers of floats too, such as the statistics of batch norm.
 
-    It needs an optimizer that keeps an average: `Optimizer(..., ema_momentum=0.999)`.
+    The optimizer must keep an average: `Optimizer(..., ema_momentum=0.999)`.
 
     Args:
         swap_on_epoch: If True, the averages are in the model from the end of an epoch

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One checkpoint is a directory, which exists whole or not at all.
+"""Read and write checkpoints: directories that exist whole or not at all.
 
-It has strict JSON, safetensors, and a manifest with the checksums of both:
+A checkpoint has strict JSON, safetensors, and a manifest with the checksums of both:
 `docs/reference/checkpoint-format.md` is the specification.
 
-It is written beside its target, synced, and renamed. A process that is killed in
-between leaves a hidden path, `.NAME.XXXXXXXX.KIND` with eight hexadecimal digits, which
-the next write of the same name removes. The directories are opened once, and everything
-in them is done by their descriptors (`ipufit._files`).
+A checkpoint is written beside its target, synced, and renamed. A process that is killed
+in between leaves a hidden path, `.NAME.XXXXXXXX.KIND` with eight hexadecimal digits,
+which the next write of the same name removes. Directories are opened once, and files in
+them are accessed through their descriptors (`ipufit._files`).
 
 A directory can't be renamed over another. So an old checkpoint is renamed to a hidden
-path beside it (`.NAME.XXXXXXXX.old`) before the new takes its name. A reader that
-finds nothing under the name looks there.
+path beside it (`.NAME.XXXXXXXX.old`) before the new checkpoint takes its name. A
+reader that finds nothing under the name looks for the hidden path.
 
 No function deletes a whole tree: only the files that a checkpoint may have are
 deleted, and a directory that holds anything else is left alone.
@@ -129,7 +129,7 @@ class Checkpoint:
     Args:
         tensors: Groups of tensors by name: "model" becomes `model.safetensors`.
         state: Nested dicts with str keys, lists, str, int, float, bool and None.
-        path: Directory that it was read from; None if it wasn't read.
+        path: Directory that the checkpoint was read from; None if it wasn't read.
     """
 
     tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class SavedAt:
     Args:
         update: Number of weight updates.
         monitor: Name of the metric, such as "val_loss"; None without a metric.
-        value: Value of the metric; None if it wasn't known.
+        value: Value of the metric; None if it was unknown.
         mode: Whether "min" or "max" of the metric is better; None if unknown.
         epoch: Number of complete epochs.
         sequence: Number of the checkpoint in its store, in the order of writing; None
@@ -164,12 +164,12 @@ class SavedAt:
     sequence: int | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Return the values that a file of weights contains, too."""
+        """Return the values as plain types, as a file of weights contains them."""
         return {name: getattr(self, name) for name in _MOMENT}
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sort key: checkpoints of a store in the order of writing, others before."""
+        """Sort key: in order of writing to a store; others come first."""
         return self.sequence or 0, self.update
 
 
@@ -179,7 +179,8 @@ def best_saved(saved: Sequence[Saved], mode: str | None, count: int) -> list[Sav
     Args:
         saved: Paths and moments of checkpoints, oldest first. Those without a metric,
             or with NaN, are left out.
-        mode: Whether "min" or "max" of the metric is better; None for all, unsorted.
+        mode: Whether "min" or "max" of the metric is better; None to return all that
+            have a metric, unsorted.
         count: Number of checkpoints to choose.
     """
     rated = [
@@ -227,8 +228,8 @@ def belongs(name: str) -> bool:
 def dump_json(value: Any, *, name: str = "value", indent: int | None = None) -> bytes:
     r"""Encode nested dicts, lists, strings, numbers, bools and None.
 
-    JSON has no NaN and no infinity, and readers differ on long integers. Those are
-    written as objects with one key: `{"$float": "nan"}`, `{"$int": "0x1000..."}`. A
+    JSON has no NaN and no infinity, and readers differ on long integers. Such values
+    are written as objects with one key: `{"$float": "nan"}`, `{"$int": "0x1000..."}`. A
     dict with a key that starts with `$` is wrapped: `{"$dict": {...}}`.
 
     Args:
@@ -236,7 +237,7 @@ def dump_json(value: Any, *, name: str = "value", indent: int | None = None) -> 
         indent: Spaces per level, for files that people read.
 
     Raises:
-        UnsupportedError: A value in it is of another type, or nested too deeply.
+        UnsupportedError: A value is of another type, or nested too deeply.
 
     Example:
         >>> dump_json({"rate": float("inf"), "wait": 3})
@@ -283,7 +284,7 @@ def _encoded(value: Any, where: str, depth: int) -> Any:
     if not isinstance(value, (dict, list)):
         raise UnsupportedError(
             f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which "
-            "JSON has no word for: give str, int, float, bool, None, a list or a dict."
+            "JSON can't hold: use str, int, float, bool, None, a list or a dict."
         )
     names = list(value) if isinstance(value, dict) else []
     for name in names:
@@ -359,8 +360,8 @@ def _short(token: str) -> int:
 def dump_manifest(files: Mapping[str, Written], moment: SavedAt | None) -> bytes:
     """Encode `manifest.json`.
 
-    Its checksum `manifest_sha256` is that of its bytes with 64 zeros in the place of
-    the digits.
+    The checksum `manifest_sha256` is taken over the file with 64 zeros in place of the
+    checksum's digits.
     """
     content: dict[str, Any] = {
         "format": _FORMAT,
@@ -387,8 +388,8 @@ def load_manifest(data: bytes) -> Manifest:
     """Decode `manifest.json`, and check its checksum and its values.
 
     Raises:
-        ValueError: It is damaged or malformed; the text says how.
-        CheckpointError: A newer version of ipufit wrote it.
+        ValueError: The manifest is damaged or malformed; the text says how.
+        CheckpointError: A newer version of ipufit wrote the manifest.
     """
     content = load_json(data)
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
@@ -399,7 +400,7 @@ def load_manifest(data: bytes) -> Manifest:
         raise ValueError("its own checksum doesn't fit")
     version: Any = content.get("version")
     if type(version) is not int or version < 1:
-        raise ValueError("its version is no positive integer")
+        raise ValueError("its version must be a positive integer")
     if version > _VERSION:
         raise CheckpointError(
             f"{MANIFEST} is of version {version} of the format, and this ipufit reads "
@@ -457,20 +458,20 @@ def _check(kind: Kind, value: Any, name: str) -> None:
 def dump_tensors(
     tensors: Mapping[str, Tensor], name: str, more: Mapping[str, str] | None = None
 ) -> list[bytes | memoryview]:
-    """Encode tensors as a safetensors file, in parts, which share their memory.
+    """Encode tensors as the parts of a safetensors file, without copying values.
 
     Tied tensors are written under each of their names, so that plain torch can load
-    them with `load_state_dict(load_file(...))`. The metadata say which names are tied.
+    the file with `load_state_dict(load_file(...))`. The metadata say which names are
+    tied.
 
     Args:
         name: Name of the tensors in error messages.
-        more: Entries of the metadata of a file outside of checkpoints, which gets a
-            checksum, too; None for a file of a checkpoint, whose manifest has the
-            checksum.
+        more: Further metadata, for a file outside of checkpoints, which also gets a
+            checksum; None for a file of a checkpoint, whose manifest has the checksum.
 
     Raises:
-        UnsupportedError: A name is no str, or a tensor is sparse, has no values or a
-            dtype that safetensors lacks.
+        UnsupportedError: A name isn't a str, or a tensor is sparse, has no values, or
+            has a dtype that safetensors lacks.
     """
     plain: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
@@ -478,7 +479,9 @@ def dump_tensors(
         if not isinstance(key, str) or key == "__metadata__":
             raise UnsupportedError(f"{key!r} can't name a tensor of {name}.")
         if not isinstance(tensor, Tensor):
-            raise UnsupportedError(f"{where} is a {type(tensor).__name__}, no tensor.")
+            raise UnsupportedError(
+                f"{where} is a {type(tensor).__name__}, not a tensor."
+            )
         if tensor.layout != torch.strided or tensor.device.type == "meta":
             raise UnsupportedError(
                 f"{where} is {tensor.layout} on {tensor.device}: only dense tensors "
@@ -486,8 +489,8 @@ def dump_tensors(
             )
         plain[key] = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     try:
-        # The library copies values several times. Of empty tensors it gives the dtypes
-        # and the order.
+        # The library copies values several times. So it gets empty tensors, for the
+        # names of dtypes and the order.
         empty = save({key: tensor.new_empty(0) for key, tensor in plain.items()})
     except (KeyError, SafetensorError, UnicodeError) as error:
         raise UnsupportedError(
@@ -535,7 +538,7 @@ class TensorHeader(NamedTuple):
 def read_header(file: IO[bytes]) -> TensorHeader:
     """Read the header of a safetensors file, and check that it describes all bytes.
 
-    This is fast, whatever the size of the file.
+    The values aren't read, so this takes the same time for any size of file.
 
     Raises:
         ValueError: The file breaks the format; the text says how.
@@ -581,19 +584,20 @@ def load_tensors(
 ) -> dict[str, Tensor]:
     """Read the values of a safetensors file, after its header.
 
-    The checksum is that of the bytes which are returned, whatever happens to the file
-    meanwhile. For the same reason nothing is mapped: a mapped file that shrinks kills
-    the process.
+    The checksum is computed from the bytes that are returned, so a change of the file
+    during the call is found. The file isn't memory-mapped, because a mapped file that
+    shrinks kills the process.
 
     Args:
-        sha256: SHA-256 of the file; None for the SHA-256 in the header, if it has any.
+        sha256: SHA-256 of the file; None to use the SHA-256 in the header, if it is
+            there.
 
     Returns:
         Tensors by name. Tied names share one tensor.
 
     Raises:
         ValueError: The file is damaged; the text says how.
-        CheckpointError: There isn't memory for a tensor.
+        CheckpointError: A tensor doesn't fit into memory.
     """
     data = header.data
     digits = _DIGEST.search(data)
@@ -633,7 +637,7 @@ def load_tensors(
 
 
 def are_equal(a: Tensor, b: Tensor) -> bool:
-    """Compare bytes: NaN equals NaN."""
+    """Compare two tensors byte by byte: NaN equals NaN."""
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
@@ -684,13 +688,13 @@ def names_that_differ(
     return [n for n in sorted({*a, *b}) if form(a.get(n)) != form(b.get(n))]
 
 
-MAX_READS = 100  # how often to read anew, if a writer replaced what was read
+MAX_READS = 100  # how often to read again if a writer replaced the checkpoint
 MAX_STATE_BYTES = 64 * 2**20
 _MAX_HEADER_BYTES = 100_000_000  # of safetensors
 _MAX_MANIFEST_BYTES = 2**20
-_NUM_LOOKS = 3  # how often to look, as a writer may rename between two looks
+_NUM_LOOKS = 3  # how often to look: a writer may rename between two looks
 
-# Errors of a file that is missing, no regular file, or on a broken disk.
+# Errors of a file that is missing, not a regular file, or on a broken disk.
 _ABSENCES = {errno.ENOENT, errno.ENOTDIR}
 _DAMAGES = {*_ABSENCES, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 _DAMAGES |= {errno.EIO}
@@ -700,10 +704,10 @@ _DAMAGES |= {errno.EIO}
 
 
 def what_loads(path: Path) -> str:
-    """Say what a path has in place of what was to be loaded, and what loads that.
+    """Describe what is at a path that can't be loaded, and say how to load it.
 
     Returns:
-        A sentence or two; empty if nothing in a directory can be loaded.
+        One or two sentences; empty if nothing in a directory can be loaded.
     """
     shown = repr(str(path))
     if (path / MANIFEST).exists():
@@ -727,16 +731,16 @@ def what_loads(path: Path) -> str:
 
 
 def refuse_name_of_file(path: PathLike) -> None:
-    """Refuse a file, or the name of a file, for a checkpoint, which is a directory.
+    """Refuse the path of a file for a checkpoint, which is a directory.
 
     Raises:
-        ConfigError: The path is a file, or ends as the name of a file does.
+        ConfigError: The path is a file, or has the suffix of a file.
     """
     target = as_path(path)
     if target.suffix.lower() in _SUFFIXES_OF_FILES or os.path.isfile(target):
         raise ConfigError(
             f"A checkpoint is a directory, and {str(target)!r} is a file or the name "
-            f"of one. Give another name, such as '{target.with_suffix('')}-run'; or "
+            f"of one. Use another name, such as '{target.with_suffix('')}-run'; or "
             f"write the weights alone: save_weights("
             f"{str(target.with_suffix(SUFFIX))!r})."
         )
@@ -776,7 +780,7 @@ def _current_path(target: Path) -> Path | None:
 
 
 def delete_checkpoint(parent: int, name: str) -> None:
-    """Delete a checkpoint, so that a part of it never counts as a whole checkpoint.
+    """Delete a checkpoint so that no reader takes the rest of it for a checkpoint.
 
     A directory that holds other files is left alone.
 
@@ -795,7 +799,7 @@ def delete_checkpoint(parent: int, name: str) -> None:
 def delete_files(parent: int, name: str) -> None:
     """Delete the files of a checkpoint, the manifest first, and their directory.
 
-    Of a symbolic link only the link is deleted.
+    If the path is a symbolic link, only the link is deleted.
 
     Raises:
         OSError: A file can't be deleted, or the directory holds other files.
@@ -818,18 +822,19 @@ def _order_of_deletion(names: list[str]) -> list[str]:
 def write_checkpoint(
     path: PathLike, checkpoint: Checkpoint, *, moment: SavedAt | None = None
 ) -> None:
-    """Write a checkpoint, or keep the old checkpoint whole.
+    """Write a checkpoint; if that fails, keep the old checkpoint whole.
 
     If the process is killed at any moment, the path has the old or the new checkpoint
-    (or none, if there was none). Only one process may write to a path at a time.
+    (or no checkpoint, if there was no old one). Only one process may write to a path at
+    a time.
 
     Args:
-        path: A directory; its parents are made. A checkpoint there is replaced.
-        checkpoint: The checkpoint. Its tensors are read while this runs, and not kept.
-        moment: Update, epoch and metric at which it is saved.
+        path: A directory. Missing parents are made; a checkpoint there is replaced.
+        checkpoint: The checkpoint. Its tensors must not change during the call.
+        moment: Update, epoch and metric at which the checkpoint is saved.
 
     Raises:
-        UnsupportedError: A value or tensor can't be written; no file was.
+        UnsupportedError: A value or tensor can't be written; no file was written.
         CheckpointError: The file system refuses, and `errno` says why (the disk may be
             full); or the path holds something else.
 
@@ -845,7 +850,7 @@ def write_checkpoint(
 
 
 def write_at(target: Path, checkpoint: Checkpoint, moment: SavedAt | None) -> None:
-    """Write a checkpoint as `write_checkpoint` does, to a path that is no link."""
+    """Write a checkpoint as `write_checkpoint` does, to a path that isn't a link."""
     state = dump_json(checkpoint.state, name="state")
     if not isinstance(checkpoint.state, dict) or len(state) > MAX_STATE_BYTES:
         raise UnsupportedError(
@@ -872,7 +877,7 @@ def write_at(target: Path, checkpoint: Checkpoint, moment: SavedAt | None) -> No
                     files[file] = _write_file(folder, file, parts)
                 _write_file(folder, MANIFEST, [dump_manifest(files, moment)])
                 os.fsync(folder)
-                _put(parent, hidden, folder, target.name)
+                _rename_into_place(parent, hidden, folder, target.name)
     except CheckpointError:
         raise
     except OSError as cause:
@@ -890,8 +895,8 @@ def _write_file(folder: int, name: str, parts: Iterable[bytes | memoryview]) -> 
     """Write a new file in a directory that this process has made, and sync it.
 
     Raises:
-        OSError: The file exists, or can't be written; or the directory is of somebody
-            else, who has put it in the place of this process's directory.
+        OSError: The file exists, or can't be written; or another user has replaced the
+            directory.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(name, flags, 0o666, dir_fd=folder)
@@ -904,10 +909,10 @@ def _write_file(folder: int, name: str, parts: Iterable[bytes | memoryview]) -> 
 
 
 def _restore_old(parent: int, target: Path) -> None:
-    """Make a killed writer's old checkpoint the present one, or delete it.
+    """Rename a killed writer's old checkpoint back, or delete it if it was replaced.
 
     Raises:
-        CheckpointError: The target exists and is no checkpoint.
+        CheckpointError: The target exists and isn't a checkpoint.
         OSError: A file can't be renamed.
     """
     old = _current_path(target)
@@ -931,12 +936,12 @@ def _restore_old(parent: int, target: Path) -> None:
     delete_leftovers(parent, re.escape(target.name), "old", _try_to_delete_files)
 
 
-def _put(parent: int, hidden: str, folder: int, name: str) -> None:
+def _rename_into_place(parent: int, hidden: str, folder: int, name: str) -> None:
     """Rename a complete directory to its name, durably, and delete the old directory.
 
     Raises:
-        OSError: The directory can't be renamed, or somebody has put something else in
-            its place. The old directory is still there, or `_current_path` finds it.
+        OSError: The directory can't be renamed, or another process has replaced it.
+            The old directory is still there, or `_current_path` finds it.
     """
     old = hidden_name(name, "old")
     with contextlib.suppress(FileNotFoundError):
@@ -964,13 +969,13 @@ def load_checkpoint(path: PathLike) -> Checkpoint:
         path: The checkpoint's directory.
 
     Returns:
-        The tensors, on the host, and the state. Their shapes and dtypes are those of
-        the file, which may differ from your model's.
+        The tensors, on the host, and the state. The shapes and dtypes in the file may
+        differ from your model's.
 
     Raises:
         MissingCheckpointError: There is no checkpoint.
         DamagedCheckpointError: A file is missing, cut, changed or malformed.
-        CheckpointError: A newer ipufit wrote it, or a file can't be read.
+        CheckpointError: A newer ipufit wrote the checkpoint, or a file can't be read.
     """
     folder, _, contents = _read(path, belongs)
     state = contents.pop(STATE)
@@ -982,7 +987,7 @@ def read_group(path: PathLike, group: str) -> dict[str, Tensor]:
     """Read one group of tensors of a checkpoint.
 
     Returns:
-        The tensors by name; none if the checkpoint has no such group.
+        The tensors by name; empty if the checkpoint has no such group.
     """
     name = group + SUFFIX
     _, _, contents = _read(path, lambda other: other == name)
@@ -992,12 +997,12 @@ def read_group(path: PathLike, group: str) -> dict[str, Tensor]:
 def read_manifest(path: PathLike) -> Manifest:
     """Read the manifest, and check the sizes of the files.
 
-    This is fast. It finds missing and cut files, but not changed bytes.
+    This is fast: it finds missing and cut files, but not changed bytes.
 
     Raises:
         MissingCheckpointError: There is no checkpoint.
         DamagedCheckpointError: The manifest is damaged, or a file missing or cut.
-        CheckpointError: A newer ipufit wrote it, or a file can't be read.
+        CheckpointError: A newer ipufit wrote the checkpoint, or a file can't be read.
     """
     return _read(path, lambda name: False)[1]
 
@@ -1007,11 +1012,12 @@ def _read(
 ) -> tuple[Path, Manifest, dict[str, Any]]:
     """Read files of a checkpoint that another process may replace meanwhile.
 
-    A writer deletes the checkpoint that it has replaced. So an error counts only if the
-    checkpoint is still at the path; otherwise the new checkpoint is read.
+    A writer deletes the checkpoint that it has replaced. So an error is raised only if
+    the checkpoint is still at the path; otherwise the new checkpoint is read.
 
     Args:
-        is_wanted: Whether to read the file of a name.
+        path: The checkpoint's directory.
+        is_wanted: Function that returns whether to read the file of a name.
 
     Returns:
         The checkpoint's directory, its manifest, and the files' contents by name.
@@ -1076,12 +1082,12 @@ def _state(file: IO[bytes], written: Written) -> dict[str, Any]:
         raise ValueError("its checksum doesn't fit")
     state = load_json(data)
     if not isinstance(state, dict):
-        raise ValueError("it holds no object")
+        raise ValueError("it must be a JSON object")
     return state
 
 
 def _blamed(path: Path, name: str, cause: Exception) -> CheckpointError:
-    """Return the error for a file of a checkpoint that can't be read."""
+    """Build the error for a file of a checkpoint that can't be read."""
     if isinstance(cause, CheckpointError):
         return type(cause)(f"Checkpoint {str(path)!r}: {cause}")
     number = getattr(cause, "errno", None)

@@ -14,19 +14,20 @@ from ipufit._signals import uninterrupted
 from ipufit.errors import ConfigError
 
 LOCK = ".lock"
-"""Name of the file that is locked, and says who has the directory."""
+"""Name of the locked file, which says which run has the directory."""
 
 
 class DirectoryLock:
     """Keeps other runs out of a directory until it is released.
 
-    The system releases it when the process ends, however it ends.
+    The operating system releases the lock when the process ends, even if it is killed.
 
     Args:
         directory: Path of the directory, which is made.
 
     Raises:
-        ConfigError: Another run has it; says its process and host, and since when.
+        ConfigError: Another run has the directory. The message has its process, host
+            and time.
         OSError: The file system has no locks, or the directory can't be written.
     """
 
@@ -48,15 +49,15 @@ class DirectoryLock:
                 if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
                     raise OSError(f"{self._path} isn't a file of its own")
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The holder before may have deleted the file since it was opened.
+                # The previous holder may have deleted the file since it was opened.
                 is_held = self._is_there(descriptor)
             except BlockingIOError as error:
                 text = os.read(descriptor, 200).decode(errors="replace")
                 holder = "".join(filter(str.isprintable, text)) or "it has just begun"
                 raise ConfigError(
                     f"Another run has {str(directory)!r}: {holder}. Each would delete "
-                    "the other's checkpoints. Wait for its end, or give this run a "
-                    "directory of its own."
+                    "the other's checkpoints. Wait for its end, or use another "
+                    "directory for this run."
                 ) from error
             finally:
                 if not is_held:
@@ -75,7 +76,7 @@ class DirectoryLock:
 
     @uninterrupted
     def release(self) -> None:
-        """Let others have the directory; delete it if it was made and is empty."""
+        """Release the directory; delete it if the lock has made it and it is empty."""
         descriptor = self._descriptor
         if descriptor is None or os.getpid() != self._process:
             return
@@ -89,7 +90,7 @@ class DirectoryLock:
         os.close(descriptor)
 
     def __del__(self) -> None:
-        self.release()  # Ctrl-C may have come just before
+        self.release()  # Ctrl-C may have prevented an explicit release
 
 
 _descriptors: set[int] = set()

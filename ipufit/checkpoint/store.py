@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A directory of checkpoints: find the latest and the best, and delete the others.
 
-Names are for people. Checkpoints are ordered by a number in each manifest, which counts
-writes. What a run writes that continues from an older checkpoint is newer, even if
-other checkpoints have more updates.
+Names of checkpoints are for people. Their order is that of a number in each manifest,
+which counts writes. A run that continues from an older checkpoint writes newer
+checkpoints, even if others have more updates.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ T = TypeVar("T")
 _Checkpoints = List[Saved]
 
 _ALIKE = {"ConfigError": ConfigError, "UnsupportedError": UnsupportedError}
-"""Errors that others raise as they are: callers catch them."""
+"""Errors whose class is kept in other processes, because callers catch them."""
 _NAME = re.compile(r"update-[0-9]{8,}(-[0-9]+)?")
 
 
 def written_by_one(write: Callable[[], T]) -> T:
     """Run a write in process 0, while all other processes wait.
 
-    Each process of a run must call this. A single process writes itself.
+    Each process of a run must call this. A single process writes by itself.
 
     Args:
-        write: Writes, and returns a value that can be pickled, such as the path; called
-            in process 0 only.
+        write: Function that writes, and returns a value that can be pickled, such as
+            the path. Called in process 0 only.
 
     Returns:
-        The result of process 0, in every process, once it is written.
+        The result of process 0, in every process, once `write` has returned.
 
     Raises:
         Exception: In process 0, the error of `write`.
@@ -85,7 +85,7 @@ def written_by_one(write: Callable[[], T]) -> T:
         'run/update-00000010'
     """
     everyone = processes()
-    write = uninterrupted(write)  # whole, and nothing is left beside it
+    write = uninterrupted(write)  # so that Ctrl-C leaves no half-written checkpoint
     if not everyone.are_several:
         return write()
     if everyone.is_first:
@@ -112,17 +112,18 @@ class CheckpointStore:
     """Keeps the checkpoints of one run in one directory.
 
     Other files in the directory are left alone, and so is a checkpoint with a foreign
-    file in it. One process writes. If a run has several, it is the first, and all of
-    them must call `save`; others may read.
+    file in it. One process writes: in a run with several processes, process 0, and all
+    of them must call `save`. Other programs may read.
 
     Args:
         directory: Path of the directory, made when the first checkpoint is saved.
         keep_last: Number of the newest checkpoints to keep, without damaged ones; None
             keeps all.
-        keep_best: 1 to keep the checkpoint with the best metric as well, unless any of
-            the newest is as good.
+        keep_best: 1 to keep the checkpoint with the best metric as well, unless one
+            of the newest is as good.
         mode: Whether "min" or "max" of the metric is better. None if unknown; then
-            `keep_best` keeps all checkpoints with a metric. May be set later.
+            `keep_best` keeps all checkpoints with a metric. The attribute may be set
+            later.
 
     Raises:
         ConfigError: An argument has a value that isn't allowed.
@@ -167,13 +168,13 @@ class CheckpointStore:
         metric: float | None = None,
         monitor: str | None = None,
     ) -> Path:
-        """Write a checkpoint durably, then delete checkpoints that needn't be kept.
+        """Write a checkpoint durably, then delete checkpoints that aren't kept.
 
         Args:
             checkpoint: The checkpoint to write.
             epoch: Number of complete epochs.
             update: Number of weight updates.
-            metric: Value of the metric that the best is chosen by; NaN is never best.
+            metric: Value of the metric that decides which is best; NaN is never best.
             monitor: Name of that metric.
 
         Returns:
@@ -198,7 +199,7 @@ class CheckpointStore:
         return written_by_one(lambda: self._save_here(checkpoint, moment))
 
     def _save_here(self, checkpoint: Checkpoint, moment: SavedAt) -> Path:
-        """Write a checkpoint in this process, without the others."""
+        """Write a checkpoint in this process, without the other processes."""
         with self._lock:
             self._delete_leftovers()
             before = self._listed({}, is_strict=False)
@@ -222,12 +223,12 @@ class CheckpointStore:
     def _delete_superfluous(self, keep_last: int) -> None:
         listed = self._listed({}, is_strict=False)
         sound = self._without_damaged(listed)
-        # A run that goes on from an earlier checkpoint saves updates again.
+        # A run that goes on from an earlier checkpoint saves the same updates again.
         newest = {at.update: (path, at) for path, at in sound}
         kept = sorted(newest.values(), key=_order)[-keep_last:]
         # The checkpoint just written, unless another process has deleted it.
         oldest = listed.index(kept[0]) if kept else 0
-        best = self._best_of(sound) if self.keep_best else []
+        best = self._select_best(sound) if self.keep_best else []
         values = [at.value for _, at in kept]
         kept += [(path, at) for path, at in best if at.value not in values]
         self._delete(
@@ -262,7 +263,7 @@ class CheckpointStore:
             ConfigError: Several checkpoints have a metric, and `mode` is None.
             CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
         """
-        best = self._best_of(self._sound())
+        best = self._select_best(self._sound())
         if len(best) > 1:
             raise ConfigError(
                 f"Which of the checkpoints in {str(self.directory)!r} is best depends "
@@ -281,7 +282,8 @@ class CheckpointStore:
             CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
 
         Warns:
-            CheckpointWarning: Damaged checkpoints were skipped; says which, and why.
+            CheckpointWarning: Damaged checkpoints were skipped. The message has their
+                paths and faults.
         """
         return load_newest([self])
 
@@ -293,15 +295,15 @@ class CheckpointStore:
         without locks, or a folder that can't be written, keeps nobody out.
 
         Raises:
-            ConfigError: Another run has the directory; says who.
+            ConfigError: Another run has the directory. The message has its process.
         """
-        if self._is_held:  # by the run around this run
+        if self._is_held:  # by an outer run
             yield
             return
         locks: list[DirectoryLock] = []
 
         def hold() -> None:
-            # Whoever saves is told what is wrong with a folder.
+            # `save` will report what is wrong with the folder.
             with contextlib.suppress(ImportError, OSError):
                 locks.append(DirectoryLock(self.directory))
 
@@ -328,18 +330,18 @@ class CheckpointStore:
             listed = self._listed(damaged, is_strict=False)
             paths = *(path for path, _ in listed), *damaged
             self._delete(path.name for path in paths)
-            with contextlib.suppress(OSError):  # somebody's files are in it
+            with contextlib.suppress(OSError):  # other files are in it
                 (self.directory / LOCK).unlink(missing_ok=True)
                 self.directory.rmdir()
 
     def _sound(self) -> _Checkpoints:
-        """List the checkpoints that aren't known to be damaged, oldest first."""
+        """List the checkpoints without those found damaged so far, oldest first."""
         return self._without_damaged(self._listed({}))
 
     def _without_damaged(self, listed: _Checkpoints) -> _Checkpoints:
         return [(path, at) for path, at in listed if path not in self._known_damaged]
 
-    def _best_of(self, listed: _Checkpoints) -> _Checkpoints:
+    def _select_best(self, listed: _Checkpoints) -> _Checkpoints:
         """Return the best checkpoint, or all with a metric if `mode` is None."""
         return best_saved(listed, self.mode, 1)
 
@@ -379,7 +381,7 @@ class CheckpointStore:
         Another process may write and delete checkpoints meanwhile.
 
         Args:
-            damaged: The errors of damaged checkpoints are added.
+            damaged: Dict to which the errors of damaged checkpoints are added.
             is_strict: Whether to raise for a checkpoint that a newer version wrote, or
                 that can't be read. Otherwise it is left out.
         """
@@ -398,7 +400,7 @@ class CheckpointStore:
                     if is_ours and path.is_symlink():
                         raise CheckpointError(
                             f"Checkpoint {str(path)!r} is a symbolic link, and a store "
-                            "has directories of its own only. Put the directory itself "
+                            "takes only real directories. Put the directory itself "
                             "there, or resume from its path."
                         )
                 except MissingCheckpointError:
@@ -421,7 +423,7 @@ def load_newest(
 ) -> tuple[Path, Checkpoint] | None:
     """Load the newest intact checkpoint of a run from several stores.
 
-    Each store offers its last intact checkpoint. The checkpoint with most updates is
+    Among the last intact checkpoints of each store, the checkpoint with most updates is
     loaded; of equals, the first store's.
 
     Args:
@@ -435,7 +437,8 @@ def load_newest(
         CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
 
     Warns:
-        CheckpointWarning: Damaged checkpoints were skipped; says which, and why.
+        CheckpointWarning: Damaged checkpoints were skipped. The message has their paths
+            and faults.
 
     Example:
         >>> import tempfile

@@ -75,20 +75,20 @@ def save_weights(
     moment: SavedAt | None = None,
     averaged: Sequence[str] | None = None,
 ) -> None:
-    """Write weights to a file, or keep the old file whole.
+    """Write weights to a file; if that fails, keep the old file whole.
 
     The file is written beside its target, synced and then renamed. Tied weights are
     written under each of their names.
 
     Args:
         weights: Tensors by name.
-        path: Ends in `.safetensors`; its folder is made if there is none.
+        path: Path that ends in `.safetensors`; a missing folder is made.
         moment: Update, epoch and metric of the weights, for `average_checkpoints`.
         averaged: If the weights are an average, the names of its checkpoints:
             `average_checkpoints` then leaves this file out.
 
     Raises:
-        ConfigError: The path ends in something else.
+        ConfigError: The path has another suffix.
         UnsupportedError: A tensor is sparse, or of a dtype that safetensors lacks.
         FileError: The file can't be written; `errno` says why (the disk may be full).
 
@@ -115,17 +115,17 @@ def load_weights(path: PathLike) -> dict[str, Tensor]:
     """Read weights from a safetensors file, or from a state dict of torch.
 
     Args:
-        path: Ends in `.safetensors`; or in `.pt`, `.pth` or `.bin` if it was written
-            by `torch.save(module.state_dict(), path)`. That is read with
+        path: Path that ends in `.safetensors`; or in `.pt`, `.pth` or `.bin` for a file
+            of `torch.save(module.state_dict(), path)`. Such a file is read with
             `weights_only=True`, which makes no objects but tensors.
 
     Returns:
         Tensors by name, on the CPU.
 
     Raises:
-        ConfigError: The path ends in something else.
+        ConfigError: The path has another suffix.
         DataError: The file is damaged, or holds something else than tensors by name.
-        MissingCheckpointError: There is no file.
+        MissingCheckpointError: The file doesn't exist.
         FileError: The file can't be read.
 
     Example:
@@ -149,11 +149,11 @@ def load_weights(path: PathLike) -> dict[str, Tensor]:
 
 
 def read_moment(path: Path) -> tuple[SavedAt | None, bool]:
-    """Read update, epoch and metric of a file of weights, and whether it is an average.
+    """Read the moment of a file of weights, and whether the weights are an average.
 
     Raises:
         DataError: The file is damaged.
-        MissingCheckpointError: There is no file.
+        MissingCheckpointError: The file doesn't exist.
         FileError: The file can't be read.
     """
     with _opened(path) as file:
@@ -177,7 +177,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
             raise
         except (ValueError, CheckpointError) as error:
             raise DataError(
-                f"{str(path)!r} is no whole safetensors file ({error}). Use another "
+                f"{str(path)!r} isn't a whole safetensors file ({error}). Use another "
                 "copy."
             ) from error
 
@@ -185,9 +185,9 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 def _state_dict(path: Path, file: IO[bytes]) -> dict[str, Tensor]:
     """Read a file of `torch.save(module.state_dict(), path)`.
 
-    Damaged files are refused, and so are formats that aren't safe to load before torch
-    2.6: that from before torch 1.6, and TorchScript (CVE-2025-32434). torch doesn't
-    check the checksums of a zip file, so they are checked here.
+    Damaged files are refused, and so are two formats that aren't safe to load before
+    torch 2.6: the format from before torch 1.6, and TorchScript (CVE-2025-32434). torch
+    doesn't check the checksums of a zip file, so they are checked here.
     """
     is_whole = is_script = False
     if file.read(len(_ZIP)) == _ZIP:
@@ -210,16 +210,16 @@ def _state_dict(path: Path, file: IO[bytes]) -> dict[str, Tensor]:
         )
     if not is_whole:
         raise DataError(
-            f"{str(path)!r} is damaged, or no file of torch.save(), or of its format "
-            "before torch 1.6. Use another copy, or save it again with a newer torch: "
-            "torch.save(module.state_dict(), path)."
+            f"{str(path)!r} is damaged, isn't a file of torch.save(), or is of the "
+            "format before torch 1.6. Use another copy, or save it again with a newer "
+            "torch: torch.save(module.state_dict(), path)."
         )
     file.seek(0)
     try:
         with warnings.catch_warnings():  # torch 2.0 warns of its TypedStorage
             warnings.filterwarnings("ignore", "TypedStorage is deprecated")
             content: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # of any kind, with the advice to unpickle
+    except Exception as error:  # errors of any class, which advise to unpickle
         raise DataError(
             f"{str(path)!r} is damaged, or holds more than tensors, which is never "
             "unpickled. Use another copy, or save it again with "
@@ -243,7 +243,7 @@ def _state_dict(path: Path, file: IO[bytes]) -> dict[str, Tensor]:
                 f"{str(path)!r}, weights_only=True)[{inner[0]!r}])."
             )
         raise DataError(
-            f"{str(path)!r} is no state dict: {', '.join(map(repr, odd[:5]))} "
+            f"{str(path)!r} isn't a state dict: {', '.join(map(repr, odd[:5]))} "
             f"{'is no tensor' if len(odd) == 1 else 'are no tensors'}. {way}"
         )
     weights = {name: value.detach() for name, value in content.items()}
@@ -307,7 +307,7 @@ def average_checkpoints(
         mode: Whether `"min"` or `"max"` of the metric is better, if the checkpoints
             don't contain it.
         save_to: A path that ends in `.safetensors`, to write the average to as
-            `model.save_weights` would. None to write none.
+            `model.save_weights` would. None to write no file.
 
     Returns:
         A state dict, on the host, for `module.load_state_dict` or `model.set_weights`.
@@ -318,13 +318,14 @@ def average_checkpoints(
             checkpoints.
         DataError: The checkpoints are of modules with other names, shapes or dtypes; or
             a file of weights is damaged.
-        MissingCheckpointError: There is none in the directory, or none at a path.
+        MissingCheckpointError: The directory has no checkpoint, or a path has no
+            checkpoint.
         DamagedCheckpointError: A checkpoint is damaged.
         CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
         FileError: The average can't be written.
 
     Warns:
-        CheckpointWarning: There are fewer than asked for.
+        CheckpointWarning: There are fewer checkpoints than `last` or `best`.
 
     Example:
         >>> import tempfile, torch
@@ -475,7 +476,7 @@ def _average(paths: Sequence[Path], ema: float | None) -> dict[str, Tensor]:
                 sums[name] = wide.clone()
             elif ema is None:
                 sums[name] += wide
-            else:  # equal values stay as they are, infinities of a mask too
+            else:  # equal values stay, such as the infinities of a mask
                 moving = torch.lerp(sums[name], wide, 1.0 - ema)
                 sums[name] = torch.where(sums[name] == wide, wide, moving)
     count = len(paths) if ema is None else 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays, frames and sparse matrices: their tensors, columns and rows."""
+"""Convert arrays, frames and sparse matrices to tensors; select columns and rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEAST, _MOST = -(2**31), 2**31 - 1
 _LARGEST = torch.finfo(torch.float32).max
 
 FrameColumns = Sequence[Optional[Sequence[Any]]]
-"""For each leaf of nested arrays the names of its columns, if it is a frame."""
+"""The column names of each leaf of nested arrays; None for leaves without names."""
 
 
 def as_tensor(value: Any, where: str) -> Tensor:
@@ -43,7 +43,7 @@ def as_tensor(value: Any, where: str) -> Tensor:
 
 
 def narrow(tensor: Tensor) -> Tensor:
-    """Convert float64 to float32; other tensors are returned themselves."""
+    """Convert a float64 tensor to float32; return any other tensor unchanged."""
     return tensor.to(torch.float32) if tensor.dtype == torch.float64 else tensor
 
 
@@ -123,7 +123,7 @@ def dense_tensor(value: Any, where: str) -> Tensor:
 
 
 def _from_numpy(array: Any, where: str) -> Tensor:
-    """Return a tensor in the array's memory, which is only read."""
+    """Return a tensor that shares the array's memory; callers don't write to it."""
     masked: Any = np.ma  # whose functions have no types in old NumPy
     if masked.is_masked(array):
         at = np.argwhere(masked.getmaskarray(array))[0].tolist()
@@ -160,7 +160,7 @@ def missing_value(what: str) -> DataError:
     """Build the error for a missing value.
 
     Args:
-        what: The holder of the value, and where it is, to begin a sentence.
+        what: The beginning of the message: the data and the place of the value in it.
     """
     return DataError(
         f"{what}, a missing value, which no tensor can hold. Fill it, as with pandas' "
@@ -169,14 +169,15 @@ def missing_value(what: str) -> DataError:
 
 
 def same_rows(leaves: Sequence[Any], where: str) -> list[Tensor]:
-    """Convert leaves to tensors of one number of rows; a number stands for every row.
+    """Convert leaves to tensors with the same number of rows; repeat a plain number.
 
     Args:
         leaves: Tensors, arrays or numbers.
         where: Name of the data in error messages.
 
     Raises:
-        DataError: There are no arrays, none has rows, or their numbers of rows differ.
+        DataError: There are no arrays, no array has rows, or their numbers of rows
+            differ.
 
     Example:
         >>> same_rows([torch.zeros(2, 3), 0.5], "`x`")[1]
@@ -224,10 +225,10 @@ def check_integers(
     """Refuse rows with an integer that 32 bits can't hold.
 
     Args:
-        batch: The leaves of the structure; tensors that follow them have no integers.
+        batch: The leaves of the structure, and further tensors, which aren't checked.
         structure: Structure of a sample.
         name: Name of the data in error messages.
-        sample_of: Returns the index of the sample in a row of the batch.
+        sample_of: Maps the index of a row of the batch to the index of its sample.
 
     Raises:
         DataError: An integer is too large or too small.
@@ -255,7 +256,11 @@ def check_integers(
 
 
 def is_array_like(x: Any) -> bool:
-    """Check whether `x` is an array, a frame, a sparse matrix, or these nested."""
+    """Return whether `x` may be nested arrays, by its outermost type alone.
+
+    True for an array, a frame, a sparse matrix, and any tuple, list or mapping that
+    isn't empty: what it holds isn't looked at.
+    """
     return (
         isinstance(x, (Tensor, np.ndarray))
         or is_frame(x)
@@ -320,7 +325,7 @@ def frame_values(frame: Any, where: str) -> Any:
 
 
 def _refuse_missing(column: Any, where: str, of: str) -> None:
-    """Refuse pandas' NA, which an array would hold as NaN or an object."""
+    """Refuse pandas' NA, which an array would turn into NaN or an object."""
     # NumPy's other types have no NA: a missing number is NaN, which is a number.
     may_lack = hasattr(column.dtype, "na_value") or column.dtype == object
     if not may_lack or not column.isna().any():
@@ -356,7 +361,7 @@ def mapped(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def column_names(y: Any) -> Sequence[str] | None:
-    """Return the columns that `y` names as targets; None if it is data.
+    """Return the names of target columns in `y`; None if `y` is data.
 
     Example:
         >>> column_names("price"), column_names(["a", "b"]), column_names([1.0])
@@ -377,7 +382,7 @@ def split_columns(
     Args:
         row: A mapping, or a frame.
         names: Names of the target columns.
-        is_single: Whether the target is the one column itself, not a dict of it.
+        is_single: Whether the target is a column itself, and not a dict of columns.
         where: Name of the row in error messages.
 
     Raises:
@@ -413,7 +418,7 @@ def without_columns(value: Any, names: Sequence[str]) -> Any:
 
     Args:
         value: A sample, or something that holds many samples.
-        names: Sequence[str] to leave out, if they exist.
+        names: Names of columns to leave out; names without a column are ignored.
 
     Example:
         >>> without_columns({"a": 1, "label": 2}, ["label", "weight"])
@@ -429,16 +434,17 @@ def without_columns(value: Any, names: Sequence[str]) -> Any:
 
 
 def columns_of(value: Any) -> Sequence[Any] | None:
-    """Return the names of a frame's columns; None if it has none, or one twice."""
+    """Return a frame's column names; None for other values and for duplicate names."""
     names = list(value.columns) if is_frame(value) and hasattr(value, "columns") else []
     return names if names and len(set(names)) == len(names) else None
 
 
 def column_chooser(columns: FrameColumns, where: str) -> Callable[[Any], Any]:
-    """Return a function that gives frames the columns of those trained on, in order.
+    """Return a function that selects the columns that the model was trained on.
 
     Args:
-        columns: For each leaf of the data the names of its columns, if it was a frame.
+        columns: Column names of each leaf of the training data, in order; None for a
+            leaf without names.
         where: Name of the data in error messages.
     """
     each = iter(columns)
@@ -459,10 +465,10 @@ def column_chooser(columns: FrameColumns, where: str) -> Callable[[Any], Any]:
 
 
 class ArrayDataset(Dataset):  # type: ignore[type-arg]
-    """Dataset of samples in memory, gathered by index and not one by one.
+    """Dataset of samples in memory, which gathers the rows of a batch at once.
 
-    float64 tensors stay the user's own, who may change them, and become float32 when
-    rows are taken.
+    float64 tensors aren't copied, so the user may change them in place. Rows become
+    float32 when they are gathered.
 
     Args:
         tensors: Tensors of equal lengths.

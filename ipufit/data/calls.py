@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data of training and inference calls."""
+"""Divide a source of samples into the data of training and inference calls."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ from .streams import Pass, StreamSource, StreamState
 
 
 class Place(NamedTuple):
-    """The place of a run in its data, from which another process can continue.
+    """Everything that a resumed run needs to continue in its training data.
+
+    Its `Position` counts passes and calls, which is enough to find samples with an
+    index. Its `StreamState` counts the batches of a stream, and has the random states
+    that are needed to draw them again.
 
     Attributes:
         seed: Seed of the orders.
-        position: Number of the pass, and of its calls so far.
-        random: Random states of this process, and of the user's own loader.
-        stream: Place in the stream; None for samples that are loaded by index, and
-            before the first pass.
+        position: Index of the pass, and number of its calls so far.
+        random: Random states of this process, and of the user's loader.
+        stream: State of the pass over a stream; None for samples that are loaded by
+            index, and before the first pass.
     """
 
     seed: int
@@ -43,7 +47,7 @@ class Place(NamedTuple):
 
 
 Rows = Tuple[List[Tensor], Tuple[int, ...]]
-"""Rows of a call of this process, and the number of samples of each process in it."""
+"""This process's rows of a call, and the number of samples of each process in it."""
 
 
 class Call(NamedTuple):
@@ -51,11 +55,10 @@ class Call(NamedTuple):
 
     Attributes:
         batch: The tensors of a `SampleStructure`, in order: the rows of this process.
-        num_real: Number of rows that are samples; they come before the padding.
-        num_real_of_each: Number of samples of each process in this call, in their
-            order.
-        num_masked: Number of samples of all processes in this call of a training, if
-            its rows are whole micro-batches.
+        num_real: Number of rows that are samples; padding comes after them.
+        num_real_of_each: Number of samples in this call by process.
+        num_masked: Number of samples of all processes in this training call, if its
+            rows are whole micro-batches; else None.
     """
 
     batch: list[Tensor]
@@ -70,7 +73,7 @@ class Call(NamedTuple):
 
     @property
     def num_samples_of_all(self) -> int:
-        """Number of samples of all processes in this call of a training."""
+        """Number of samples of all processes in this training call."""
         return self.num_real_of_all if self.num_masked is None else self.num_masked
 
 
@@ -142,7 +145,7 @@ class _Batches:
     Attributes:
         plan_of_samples: The factors of a call, in samples where the source's items are
             whole micro-batches.
-        is_seeded: As in `IndexLoader`.
+        is_seeded: Whether each sample is loaded with its own seed, as in `IndexLoader`.
     """
 
     def __init__(
@@ -186,15 +189,15 @@ class _Batches:
             return None
         return torch.arange(self._rows).lt(call.num_real)
 
-    def _indexed(self, order: Order, count: int, seed: int) -> Iterator[Rows]:
+    def _load_by_index(self, order: Order, count: int, seed: int) -> Iterator[Rows]:
         """Begin to load a pass by index, from the start of its order on.
 
         Args:
             order: Order of the samples.
             count: Number of samples of all processes in the pass.
-            seed: Seed of the random numbers that samples draw, if they have their own.
+            seed: Seed of the random numbers that samples draw, if each is seeded.
         """
-        unmoved = replace(order)  # a loader moves the other one to the next pass
+        unmoved = replace(order)  # a loader moves `order` to the next pass
         return self._checked(self._loader.rows(order, seed), unmoved, count)
 
     def _checked(
@@ -208,11 +211,11 @@ class _Batches:
             )
             if left <= 0:
                 return
-            sample_of = partial(_sample_of, order, first)
+            sample_of = partial(_sample_index, order, first)
             self.source.check(batch, sample_of)
             yield batch, self._division.num_of_each(min(left, rows))
 
-    def _parts(
+    def _split_stream(
         self,
         source: StreamSource,
         blocks: Iterator[list[Tensor]],
@@ -222,13 +225,15 @@ class _Batches:
 
         Args:
             source: The stream.
-            blocks: Its pass.
-            most: Number of samples of all processes after which to stop.
+            blocks: The blocks (batches) of the pass.
+            most: Number of samples of all processes after which to stop; None for all.
         """
         division, count = self._division, self._processes.count
         if source.divided_loader is not None:
             # Samples to leave out are loaded, too: transforms draw random numbers.
-            batches = source.divided_loader.load(self._groups(source, blocks, most))
+            batches = source.divided_loader.load(
+                self._group_indices(source, blocks, most)
+            )
             return rebatched(map(source.block_of, batches), self._rows)
         if source.is_part or count == 1:
             if most is not None:  # the first processes take one more if they must
@@ -242,7 +247,7 @@ class _Batches:
             for batch, num_real in rebatched(blocks, division.rows_of_all, most)
         )
 
-    def _groups(
+    def _group_indices(
         self, source: StreamSource, blocks: Iterator[Any], most: int | None
     ) -> Iterator[list[Any]]:
         """Group the indices of this process's samples, from batches of all indices."""
@@ -257,7 +262,7 @@ class _Batches:
             for at in range(0, len(mine), size):
                 yield mine[at : at + size]
 
-    def _shared(
+    def _calls_of_all(
         self, parts: Iterator[tuple[list[Tensor], int]], last: Sequence[Tensor] = ()
     ) -> Iterator[Rows]:
         """Yield calls until no process has samples left.
@@ -269,7 +274,7 @@ class _Batches:
         Args:
             parts: Rows of this process for each call, and the number of samples in
                 them.
-            last: The row before those of `parts`; empty if there is none.
+            last: The row before the first row of `parts`; empty at the start of a pass.
         """
         are_several = self._processes.are_several
         while True:
@@ -282,17 +287,17 @@ class _Batches:
             if not any(each):
                 return
             if are_several and batch:
-                last = [leaf[-1:].clone() for leaf in batch]  # memory is used again
+                last = [leaf[-1:].clone() for leaf in batch]  # memory is reused
             yield pad(batch or last or self.source.example(1), self._rows), each
 
 
-def _sample_of(order: Order, first: int, row: int) -> int:
-    """Return the index of the sample in a row that follows the first ones."""
+def _sample_index(order: Order, first: int, row: int) -> int:
+    """Return the index of the sample in a row of a call that begins at `first`."""
     return int(order.indices()[first + row]) % order.count
 
 
 class TrainingBatches(_Batches):
-    """The calls of a training's passes over the data.
+    """The calls of each pass over the training data.
 
     Args:
         plan: The factors of a call.
@@ -308,7 +313,7 @@ class TrainingBatches(_Batches):
         ignored: Indices of targets that losses ignore.
         num_workers: Number of processes that load samples by index.
         loader_mode: `loader_mode` of `IPUConfig`.
-        num_passes: Number of the first pass.
+        num_passes: Index of the first pass.
         processes: Processes that divide each update. All of them use the order of
             process 0.
 
@@ -319,9 +324,9 @@ class TrainingBatches(_Batches):
 
     Attributes:
         structure: Structure of a batch.
-        position: Number of the pass, and number of its calls so far.
+        position: Index of the pass, and number of its calls so far.
         seed: Seed of the orders.
-        is_seeded: Whether each sample has random numbers of its own.
+        is_seeded: Whether each sample is loaded with its own seed.
         num_calls: Number of calls of a pass; None while unknown.
         num_dropped: Number of samples of all processes that a pass leaves out; None
             while unknown.
@@ -353,7 +358,7 @@ class TrainingBatches(_Batches):
         rows_of_all = self._division.rows_of_all
         is_padding = drop_last in ("pad", False)
         count = source.num_samples
-        # A loader of the user's may give fewer samples than it says.
+        # The user's loader may return fewer samples than its length says.
         may_be_short = isinstance(source, StreamSource) or (count or 0) % rows_of_all
         self._is_padding = is_padding and bool(may_be_short)
         self._columns = TrainingColumns(
@@ -379,20 +384,21 @@ class TrainingBatches(_Batches):
             self._count(count)
         if shuffle or self.is_seeded or mixing is not None:
             if seed is None:
-                # Drawn here and not in a process that loads: those copy this one.
+                # Drawn here and not in loading processes, which are copies of this
+                # process.
                 seed = int(torch.empty((), dtype=torch.int64).random_())
             seed = processes.first(seed)
         self.seed = seed or 0
         self._shuffle = shuffle
         self._pass: Pass | None = None
-        self._resumed: StreamState | None = None  # of a pass that hasn't begun here
+        self._resumed: StreamState | None = None  # until the resumed pass begins
         self._is_exhausted = False
         self._calls_of_pass: Iterator[Call] | None = None
         self._calls_of_epoch: int | None = None
         self.ran_out = self.is_spent = False
 
     def count(self, ignored: tuple[int, ...]) -> None:
-        """Set the indices of ignored targets that are counted for each update."""
+        """Set the class indices of ignored targets, counted for each update."""
         self._columns.count(ignored)
         self.structure = self._columns.structure
 
@@ -403,8 +409,8 @@ class TrainingBatches(_Batches):
 
         Args:
             num_samples: Number of samples of all processes.
-            last_of_each: Samples of each process in the last call; None if each update
-                is full before the next begins.
+            last_of_each: Samples of each process in the last call; None if the
+                updates of a call are filled one after the other.
         """
         rows = self._division.rows_of_all
         self.num_calls = self.position.calls
@@ -423,7 +429,7 @@ class TrainingBatches(_Batches):
         """Return the place in the data after the last call.
 
         Raises:
-            DataError: The loader's own error.
+            DataError: The state of the user's loader can't be saved.
         """
         source, stream = self.source, None
         if isinstance(source, StreamSource):
@@ -450,14 +456,14 @@ class TrainingBatches(_Batches):
     # Epochs -------------------------------------------------------------------
 
     def set_epochs(self, steps_per_epoch: int | None, num_epochs: int) -> None:
-        """Divide the calls into epochs, which by default are passes.
+        """Divide the calls into epochs; without `steps_per_epoch` an epoch is a pass.
 
         Args:
             steps_per_epoch: Updates per epoch; None for whole passes.
             num_epochs: Number of epochs to come.
 
         Raises:
-            ConfigError: `steps_per_epoch` is no multiple of the updates of a call.
+            ConfigError: `steps_per_epoch` must be a multiple of the updates of a call.
             DataError: A generator would be needed for several passes.
         """
         if steps_per_epoch is not None:
@@ -467,7 +473,7 @@ class TrainingBatches(_Batches):
             if rest:
                 near = [n * updates for n in (calls, calls + 1) if n]
                 raise ConfigError(
-                    f"steps_per_epoch={steps_per_epoch} is no multiple of the "
+                    f"steps_per_epoch={steps_per_epoch} must be a multiple of the "
                     f"{updates} updates that a call makes "
                     f"(device_iterations). The nearest are {near}."
                 )
@@ -475,7 +481,7 @@ class TrainingBatches(_Batches):
         elif num_epochs > 1 and self.source.is_one_shot:
             raise DataError(
                 f"`x` is a generator, which can be gone through once, and epochs ask "
-                f"for {num_epochs} passes. Give steps_per_epoch, or pass a loader or a "
+                f"for {num_epochs} passes. Pass steps_per_epoch, or a loader or a "
                 "dataset, which can be begun anew."
             )
 
@@ -541,7 +547,7 @@ class TrainingBatches(_Batches):
         self.begin_next_pass()
         source, index = self.source, self._processes.index
         rows_of_all = self._division.rows_of_all
-        # Coming to the position draws numbers that the interrupted run has drawn.
+        # On the way to the position, numbers of the interrupted run are drawn again.
         is_resumed = self.position.calls > 0
         now = random_state(source.generators) if is_resumed else None
         batches: Iterator[Rows] = iter(())
@@ -549,7 +555,9 @@ class TrainingBatches(_Batches):
             batches = self._streamed(source)
         elif not is_resumed or self.position.calls != self.num_calls:
             # PopTorch's asynchronous loader refuses to load nothing.
-            batches = self._indexed(self._order(), source.num_samples or 0, self.seed)
+            batches = self._load_by_index(
+                self._order(), source.num_samples or 0, self.seed
+            )
         if now is not None:
             set_random_state(now, source.generators)
         num_samples = self.position.calls * rows_of_all
@@ -558,7 +566,7 @@ class TrainingBatches(_Batches):
             num_all = sum(each)
             num_samples += num_all
             if num_all < rows_of_all and not self._is_padding:
-                break  # what is left at the end
+                break  # the rest doesn't fill a call
             if isinstance(source, StreamSource):
                 source.check(batch, (self.position.calls * self._rows).__add__)
             self.position = self.position._replace(calls=self.position.calls + 1)
@@ -572,11 +580,11 @@ class TrainingBatches(_Batches):
         """Cut a stream into calls, from the position on."""
         self._pass, self._resumed = source.blocks(self._resumed), None
         last: Sequence[Tensor] = [leaf[-1:] for leaf in self._pass.last]
-        parts = self._parts(source, self._pass)
+        parts = self._split_stream(source, self._pass)
         num_skipped = 0 if self._pass.skips else self.position.calls
         for batch, _ in itertools.islice(parts, num_skipped):
             last = [leaf[-1:].clone() for leaf in batch]
-        return self._shared(parts, last)
+        return self._calls_of_all(parts, last)
 
     def _order(self) -> Order:
         """Return the order of samples that are taken by index, from the position on."""
@@ -593,7 +601,7 @@ class TrainingBatches(_Batches):
 
 
 class InferenceBatches(_Batches):
-    """The calls that contain every sample once, in order.
+    """The calls of inference: every sample once, in order.
 
     Args:
         plan: The factors of a call.
@@ -647,17 +655,17 @@ class InferenceBatches(_Batches):
         """Count the forward passes over all replicas that samples take.
 
         Args:
-            num_rows: Number of samples of all processes. The first one has as many of
-                them in each call as any.
+            num_rows: Number of samples of all processes. No process has more of them
+                in a call than process 0.
         """
         of_first = self._division.num_of_each(num_rows)[0]
         return -(-of_first // self._plan.samples_per_update)
 
     def left_over(self, num_rows: int | Sequence[int]) -> list[int]:
-        """Return the numbers of rows that don't fill a micro-batch, in any process.
+        """Return, of all processes, the numbers of rows that don't fill a micro-batch.
 
         Args:
-            num_rows: Number of samples of all processes, or of each.
+            num_rows: Number of samples of all processes, or a number for each process.
         """
         size = self._plan.micro_batch_size
         if isinstance(num_rows, int):
@@ -674,7 +682,7 @@ class InferenceBatches(_Batches):
         source.begin_epoch()
         rows = self._streamed(source) if isinstance(source, StreamSource) else None
         is_empty = True
-        for batch, each in self._of_index() if rows is None else rows:
+        for batch, each in self._load_all_by_index() if rows is None else rows:
             is_empty = False
             yield Call(batch, each[index], each)
         if is_empty:
@@ -684,7 +692,7 @@ class InferenceBatches(_Batches):
             )
         source.end_epoch()
 
-    def _of_index(self) -> Iterator[Rows]:
+    def _load_all_by_index(self) -> Iterator[Rows]:
         """Load samples that are taken by index."""
         count, rows = self.num_samples or 0, self._division.rows_of_all
         seed = self._seed
@@ -692,7 +700,7 @@ class InferenceBatches(_Batches):
             seed = int(torch.empty((), dtype=torch.int64).random_())
             seed = self._processes.first(seed)
         order = Order(count, -(-count // rows) * rows, None, self._division)
-        return self._indexed(order, count, seed)
+        return self._load_by_index(order, count, seed)
 
     def _streamed(self, source: StreamSource) -> Iterator[Rows]:
         """Cut a stream into calls."""
@@ -702,7 +710,9 @@ class InferenceBatches(_Batches):
             if self._max_rows is not None and source.is_one_shot:
                 self._ongoing = blocks  # of a generator the next ones come then
         done = 0
-        for batch, each in self._shared(self._parts(source, blocks, self._max_rows)):
+        for batch, each in self._calls_of_all(
+            self._split_stream(source, blocks, self._max_rows)
+        ):
             source.check(batch, done.__add__)
             done += sum(each)
             yield batch, each

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training adds to a batch: class weights, shares, divisors, mixing."""
+"""Add tensors to a training batch: class weights, shares, divisors, mixing.
+
+These tensors are called columns here. `Batch` in `structure.py` names the tensors of a
+batch with them, and `SampleStructure` says which of them a batch has.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +35,8 @@ class ClassWeights:
     Args:
         table: Class index to weight, 0 or more.
         structure: Structure of a sample.
-        has_labels: Whether the loss takes each output for a label of its own, 0 or 1,
-            so that a row of several is no class.
+        has_labels: Whether the loss takes each output for a label of its own, 0 or 1:
+            a row of several targets then isn't a class.
 
     Raises:
         DataError: The table is invalid, or the samples have several targets, or
@@ -67,8 +71,8 @@ class ClassWeights:
             check_number(f"class_weight[{index}]", weight, least=0, allows_numpy=True)
         if structure.has_weights:
             raise DataError(
-                "class_weight was given, and the data has sample weights: multiply "
-                "them yourself and pass sample weights only."
+                "class_weight can't be used with data that has sample weights: "
+                "multiply them yourself and pass sample weights only."
             )
         if structure.targets.num_leaves != 1:
             raise DataError(
@@ -87,11 +91,12 @@ class ClassWeights:
         if targets.dim() > 1 and targets.shape[-1] > 1:
             if self._has_labels:
                 raise DataError(
-                    f"class_weight needs a class for each sample, and with this loss "
-                    f"targets of shape {tuple(targets.shape)} are labels, 0 or 1 each. "
-                    "Weigh labels in the loss, as torch.nn.BCEWithLogitsLoss(weight="
-                    "..., pos_weight=...) does, or samples by sample_weight; or train "
-                    "classes with 'cross_entropy'."
+                    "class_weight needs one class per sample, but this loss takes "
+                    "several 0/1 labels per sample (targets of shape "
+                    f"{tuple(targets.shape)}). Weight them in the loss, "
+                    "torch.nn.BCEWithLogitsLoss(weight=..., pos_weight=...), or "
+                    "weight samples by sample_weight; or train classes with "
+                    "'cross_entropy'."
                 )
             sums = targets.to(torch.float32).sum(dim=-1)
             if not torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
@@ -117,7 +122,9 @@ class ClassWeights:
 
 
 def equals(targets: Tensor, index: int) -> Tensor:
-    """Compare targets with a class index, which torch wraps into their dtype.
+    """Compare targets with a class index that their dtype may not hold.
+
+    torch would wrap the index into the dtype: -100 is 156 in uint8.
 
     Example:
         >>> equals(torch.tensor([156, 1], dtype=torch.uint8), -100)
@@ -131,7 +138,7 @@ def equals(targets: Tensor, index: int) -> Tensor:
 
 
 _OWN_NUMBERS = 1
-"""Sets the seeds apart from those that are made of the same numbers elsewhere."""
+"""Makes the seeds of mixing differ from other seeds of the same numbers."""
 
 
 class MixedRows:
@@ -197,10 +204,10 @@ class MixedRows:
         Args:
             targets: Targets of the call.
             seed: Seed of the run.
-            at: Number of the pass, and of its calls with this one.
+            at: Index of the pass, and number of its calls, this call included.
 
         Raises:
-            DataError: Targets are no classes.
+            DataError: Targets must be classes.
         """
         self._check_targets(targets)
         first = max(at.calls - 1, 0) * self._rows_of_all // self._micro_batch_size
@@ -267,12 +274,12 @@ def shares(is_real: Tensor, num_of_all: Tensor, num_processes: int = 1) -> Tenso
     Args:
         is_real: `[rows, ...]`, float32: 0 for padding, else 1.
         num_of_all: Number of unpadded rows of all processes in each update.
-        num_processes: Number of processes, each with as many rows.
+        num_processes: Number of processes, which have the same number of rows.
 
     Returns:
         float32 of the same shape: 0 for padding. Over all processes, the weights in an
         update sum to the number of its rows, so that the mean over all rows is the mean
-        over the unpadded ones.
+        over the unpadded rows.
 
     Example:
         >>> shares(torch.tensor([1.0, 1, 1, 0, 0, 0]), torch.tensor([2, 1, 0]))
@@ -350,9 +357,9 @@ class TrainingColumns:
         return self._source.structure.named(self._source.example(1))
 
     def count(self, ignored: tuple[int, ...]) -> None:
-        """Set the indices of ignored targets that are counted for each update.
+        """Set the class indices of ignored targets, which are counted for each update.
 
-        Nothing needs to be counted if each micro-batch is an update.
+        Has no effect if each micro-batch is an update.
         """
         if self._micro_batches > 1 or self.structure.is_padded:
             targets = self._example.targets
@@ -369,18 +376,18 @@ class TrainingColumns:
         *,
         is_example: bool = False,
     ) -> tuple[list[Tensor], int | None]:
-        """Complete a batch.
+        """Add the columns to a batch.
 
         Args:
-            batch: Tensors of a call, as the data has them.
+            batch: Tensors of a call, without columns.
             each: Number of unpadded rows of each process.
             seed: Seed of the run.
-            at: Number of the pass, and of its calls with this one.
+            at: Index of the pass, and number of its calls, this call included.
             is_example: Whether only the shapes matter.
 
         Returns:
-            All tensors of the call; and of whole micro-batches the number of samples of
-            all processes in it.
+            All tensors of the call; and the number of samples of all processes in the
+            call if its rows are whole micro-batches, else None.
         """
         structure, division, is_real = self.structure, self._division, None
         is_complete = not (structure.is_padded or structure.ignored)
@@ -420,8 +427,8 @@ class TrainingColumns:
 
         Args:
             targets: Targets of a call.
-            is_real: 0 for rows that are padding, else 1; `[rows]`, or `[items, rows]`
-                of items that are whole micro-batches. None without padding.
+            is_real: 0 for rows that are padding, else 1: `[rows]`, or `[items, rows]`
+                if items are whole micro-batches. None without padding.
 
         Returns:
             `[updates, indices * targets]`, int64.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets whose samples have an index, the source made of one, and caches."""
+"""Datasets whose samples have an index, `Source`, and `CachedDataset`."""
 
 from __future__ import annotations
 
@@ -54,14 +54,13 @@ class Source:
             a stream.
 
     Attributes:
-        batch_size: list[Tensor] size of the user's own loader; None if there is none.
-        is_in_memory: Whether the samples are arrays, of which any number is available
-            at once.
+        batch_size: Batch size of the user's own loader; None without a loader.
+        is_in_memory: Whether the samples are arrays in memory.
         generators: Random generators that the user's own loader draws from.
         is_one_shot: Whether the samples can be iterated over only once.
         num_certain: Number of samples of a pass if it is certain, else None.
-        columns: For each array of the inputs the names of its columns, if it was a
-            frame.
+        columns: Column names of each array of the inputs; None for arrays that weren't
+            frames.
         num_ahead: Number of samples that workers of the user's own loader load ahead;
             None without workers.
     """
@@ -87,7 +86,7 @@ class Source:
         self.columns: Sequence[Sequence[Any] | None] = ()
 
     def first(self) -> list[Tensor]:
-        """Return the leaves of the first sample, which is read once."""
+        """Return the leaves of the first sample, which is read only once."""
         if not self._first and self.dataset is not None:
             self._first = list(self.dataset[0])
         return list(self._first)
@@ -101,7 +100,7 @@ class Source:
     def checksum(self) -> int | None:
         """Return a checksum of some rows of arrays in memory; None for other samples.
 
-        Two sources with the same rows have the same one.
+        Two sources with the same rows have the same checksum.
         """
         if not isinstance(self.dataset, ArrayDataset) or not len(self.dataset):
             return None
@@ -114,10 +113,11 @@ class Source:
         return checksum
 
     def first_not_finite(self) -> str:
-        """Say where arrays in memory have their first NaN or infinite value.
+        """Describe the place of the first NaN or infinite value of arrays in memory.
 
         Returns:
-            A sentence; empty if there is none, or if the samples aren't in memory.
+            A sentence; empty if all values are finite, or if the samples aren't in
+            memory.
         """
         if not isinstance(self.dataset, ArrayDataset):
             return ""
@@ -142,17 +142,17 @@ class Source:
         """Refuse samples without targets.
 
         Raises:
-            DataError: Samples have no targets, or targets or weights are no numbers.
+            DataError: Samples have no targets, or targets or weights must be numbers.
         """
         targets, weights = self.structure.targets, self.structure.weights
         if not weights.num_leaves and weights != NOTHING:
             raise DataError(
-                f"The sample weights of `{name}` are no numbers: the first is "
+                f"The sample weights of `{name}` must be numbers: the first is "
                 f"{weights.rebuild([])!r}."
             )
         if not targets.num_leaves and targets != NOTHING:
             raise DataError(
-                f"The targets of `{name}` are no numbers: the first is "
+                f"The targets of `{name}` must be numbers: the first is "
                 f"{targets.rebuild([])!r}. Encode them as numbers."
             )
         if not targets.num_leaves:
@@ -162,18 +162,18 @@ class Source:
             )
 
     def example(self, rows: int, *, inputs_only: bool = False) -> list[Tensor]:
-        """Return a batch that holds the first sample `rows` times, in shared memory."""
+        """Return a batch of the first sample, repeated `rows` times without copies."""
         leaves = self.first()
         if inputs_only:
             leaves = leaves[: self.structure.num_inputs]
         return [leaf.expand(rows, *leaf.shape) for leaf in leaves]
 
     def check(self, batch: Sequence[Tensor], sample_of: Callable[[int], int]) -> None:
-        """Refuse integers that an IPU can't hold. Arrays were checked before.
+        """Refuse integers that an IPU can't hold, except in arrays, checked before.
 
         Args:
             batch: Tensors of a call.
-            sample_of: Gives the index of the sample in a row of the batch.
+            sample_of: Maps the index of a row of the batch to the index of its sample.
 
         Raises:
             DataError: An integer needs more than 32 bits.
@@ -187,11 +187,11 @@ class Parts:
     """Splits a sample or a batch into inputs, targets and sample weights.
 
     As in Keras, a tuple or list of one to three elements holds these parts, and
-    anything else is inputs. Columns that are named as targets are taken out of a dict.
+    anything else is inputs. Target columns are taken out of a dict by their names.
 
     Args:
         columns: Names of the target columns; None if targets have no names.
-        is_single: Whether the target is the one column itself, not a dict of it.
+        is_single: Whether the target is a column itself, and not a dict of columns.
         name: Name of the data in error messages.
         has_lists: Whether lists of numbers are arrays, as in rows of Hugging Face's
             datasets.
@@ -253,7 +253,7 @@ def table_row(row: Any) -> Any:
 
 
 def collate(samples: Any) -> list[Tensor]:
-    """Stack flat samples; results of `__getitems__` are stacked already."""
+    """Stack flat samples; return results of `__getitems__`, already stacked, as is."""
     is_stacked = isinstance(samples[0], Tensor)
     return list(samples if is_stacked else default_collate(samples))
 
@@ -267,14 +267,16 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
         parts_of: Splits a sample into inputs, targets and weights.
         structure: How a sample nests.
         name: Name of the dataset in error messages.
-        convert: Makes a tensor of a leaf, given a name for messages.
-        seed: Seed of the random numbers that samples draw, mixed with the number of the
-            pass and the index of the sample; None to leave random numbers alone. The
-            random state of another process can't be saved. With such seeds a run that
-            is resumed in mid-epoch, or with another number of processes, draws the
-            same. Indices are keys then: index + number of the pass * number of samples.
-        likes: Shape and type of each leaf; those of the first sample if empty.
-        error_file: Gets the traceback of an error in `__getitems__`; None for none.
+        convert: Function of a leaf and its name for messages that returns a tensor.
+        seed: Seed of the random numbers that samples draw, hashed with the index of the
+            pass and the index of the sample; None to leave random numbers alone. A run
+            that is resumed in mid-epoch, or with another number of processes, then
+            draws the same numbers, although the random states of loading processes
+            can't be saved. With a seed, samples are read by keys in place of indices:
+            index + index of the pass * number of samples.
+        likes: Shape and type of each leaf; empty for those of the first sample.
+        error_file: File for the traceback of an error in `__getitems__`; None to write
+            no file.
     """
 
     dataset: Any
@@ -292,16 +294,16 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         """Return one sample; numbers become tensors."""
-        return self.flat(self.dataset[self._begin(index)], index)
+        return self.flat(self.dataset[self._seed_sample(index)], index)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
         """Return a batch of samples, for torch's loaders."""
         try:
-            together = _getitems_of(self.dataset)
+            together = _find_getitems(self.dataset)
             if together is None:
-                items = [self.dataset[self._begin(index)] for index in indices]
+                items = [self.dataset[self._seed_sample(index)] for index in indices]
             else:
-                self._begin(indices[0])
+                self._seed_sample(indices[0])
                 items = together([int(index) % len(self) for index in indices])
                 if len(items) != len(indices):
                     raise DataError(
@@ -320,8 +322,8 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
             raise
         return leaves
 
-    def _begin(self, key: int) -> int:
-        """Seed the random numbers of a sample, and return its index."""
+    def _seed_sample(self, key: int) -> int:
+        """Split a key into pass and sample index, seed from both, return the index."""
         number, index = divmod(int(key), len(self))
         if self.seed is not None:
             seed_all(hash_seed(self.seed, number, index))
@@ -331,8 +333,8 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
         """Flatten a sample, which must look like the first.
 
         Raises:
-            DataError: Its structure or shapes differ; or it contains something that is
-                no number.
+            DataError: The sample's structure or shapes differ from the first sample's,
+                or a leaf isn't a number.
         """
         where = f"Sample {int(index) % len(self)} of `{self.name}`"
         leaves = self.structure.flatten_like("sample 0", self.parts_of(item), where)
@@ -388,14 +390,14 @@ def _stacked_leaf(values: Sequence[Any]) -> Tensor | None:
     return stacked if get_worker_info() is None else stacked.contiguous()
 
 
-def _getitems_of(dataset: Any) -> Callable[[Sequence[int]], list[Any]] | None:
-    """Return the method that reads several samples at once; None without one.
+def _find_getitems(dataset: Any) -> Callable[[Sequence[int]], list[Any]] | None:
+    """Return the method that reads several samples at once, or None.
 
-    A `Subset` uses its dataset's. A class with its own `__getitem__` and an inherited
-    `__getitems__` has none: the latter would bypass the former.
+    A `Subset` uses its dataset's method. A class with its own `__getitem__` and an
+    inherited `__getitems__` gets None: the latter would bypass the former.
     """
     if type(dataset) is Subset:
-        read, chosen = _getitems_of(dataset.dataset), dataset.indices
+        read, chosen = _find_getitems(dataset.dataset), dataset.indices
         if read is None:
             return None
         inner = read
@@ -412,7 +414,7 @@ def _getitems_of(dataset: Any) -> Callable[[Sequence[int]], list[Any]] | None:
 
 
 def is_hugging_face(x: Any) -> bool:
-    """Return whether it is a dataset of Hugging Face, whose samples are dicts.
+    """Return whether `x` is a dataset of Hugging Face, whose samples are dicts.
 
     Example:
         >>> is_hugging_face([{"a": 1}])
@@ -430,10 +432,10 @@ def is_indexed(x: Any) -> bool:
 
 
 _CHUNK_ROWS = 32
-"""Samples of a cache that a process computes and sends at a time."""
+"""Number of samples that a process computes and sends at a time for a cache."""
 
 _NUM_CHECKED = 16
-"""Samples of a dataset in memory that are looked at before a run."""
+"""Number of samples of a dataset in memory that are checked before a run."""
 
 
 class CachedDataset(Dataset):  # type: ignore[type-arg]
@@ -446,10 +448,10 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
     It is filled when it is created, not in the first epoch. A cache that fills while it
     is used would be filled in each data worker, and stay empty in this process.
 
-    All samples are stacked, so that the cache takes their number times the bytes of
-    one. Tensors and arrays keep their type; numbers become int64, float32 or bool
-    tensors without axes. No reference to the dataset is kept. A `TensorDataset` or
-    another `CachedDataset` is in memory already, and isn't copied.
+    All samples are stacked, so that the cache takes the number of samples times the
+    bytes of a sample. Tensors and arrays keep their type; numbers become int64, float32
+    or bool tensors without axes. No reference to the dataset is kept. A `TensorDataset`
+    or another `CachedDataset` is in memory already, and isn't copied.
 
     Random transforms are frozen, too: every epoch sees the same random numbers. Apply
     them in a dataset around the cache. The caller's random states don't change.
@@ -590,14 +592,15 @@ def _row_as_inputs(row: Any) -> Sequence[Any]:
 def arrays_behind(dataset: Any) -> tuple[Any, Tensor | None] | None:
     """Find the arrays behind a dataset or a subset, and the rows of its samples.
 
-    A subclass may do more than give tensors, so it counts as any other dataset.
+    A subclass may do more than return tensors, so None is returned for it.
 
     Args:
         dataset: Any dataset.
 
     Returns:
         A `TensorDataset` or `CachedDataset`, and `[samples]` indices of 0 or more,
-        None for all; or None if `dataset` is neither one nor a `Subset` of one.
+        None for all rows; or None if `dataset` isn't such a dataset or a `Subset` of
+        such a dataset.
 
     Example:
         >>> whole = TensorDataset(torch.arange(10))

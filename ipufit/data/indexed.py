@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples that are taken by index: their order, their division, their loader."""
+"""Samples that are loaded by index: their order, their division between processes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ from .random_state import HostRandomState, hash_seed
 
 
 class Position(NamedTuple):
-    """Position of a run in its data.
+    """The pass that a run is in, and the number of its calls so far.
+
+    With the seed, this is enough to find the next samples of a dataset with indices.
+    For streams see `StreamState`; `Place` holds all that a resumed run needs.
 
     Attributes:
-        number: Number of the pass, from 0; each pass has another order.
+        number: Index of the pass, from 0; each pass has another order.
         calls: Number of calls of that pass so far; each process counts them.
     """
 
@@ -44,7 +47,7 @@ class Division:
     """Divides the rows of a call between processes, in blocks of one update.
 
     So an update has the same samples for any number of processes. In inference a block
-    is a pass: a process has the same samples for any number of passes in a call.
+    is a forward pass: a process has the same samples for any `device_iterations`.
 
     Attributes:
         index: Index of this process, from 0.
@@ -110,7 +113,7 @@ class Division:
 class Order(Sampler[int]):
     """Yields every index once, then the last one again up to a length.
 
-    With a seed each pass has a new order. It depends only on the seed and the number of
+    With a seed each pass has a new order. It depends only on the seed and the index of
     the pass, so a resumed run, or another process, finds the same order.
 
     Args:
@@ -119,7 +122,7 @@ class Order(Sampler[int]):
         seed: Seed of the orders; None keeps the samples' own order.
         division: Selects the indices of one process, in whole calls.
         start: Position at which the next pass begins.
-        tells_pass: Whether to yield keys of `FlatDataset`, which contain the number of
+        tells_pass: Whether to yield keys of `FlatDataset`, which contain the index of
             the pass, instead of indices.
     """
 
@@ -137,7 +140,7 @@ class Order(Sampler[int]):
             yield from indices[start : start + 65_536].tolist()
 
     def indices(self) -> Tensor:
-        """Return the indices of the next pass; fewer if it begins midway."""
+        """Return the indices of the next pass, from `start` on."""
         number, calls = self.start
         order: Any = torch.arange(self.count)
         if self.seed is not None:
@@ -159,28 +162,29 @@ _MODES = {
 class IndexLoader:
     """Loads the rows of calls from samples that are taken by index.
 
-    Processes of `num_workers` live for one pass, as torch's do, so that each pass sees
-    changes of the dataset. The process of an asynchronous loader takes seconds to
-    start, and lives until `close` or until numbers or strings of the dataset have
+    Worker processes (`num_workers`) live for one pass, as torch's do, so that each pass
+    sees changes of the dataset. The process of an asynchronous loader takes seconds to
+    start. It lives until `close`, or until numbers or strings of the dataset have
     changed.
 
-    PopTorch's asynchronous loader says only that an error occurred in the data fetcher.
-    The other process prints the error itself, where notebooks and logs miss it. So the
-    dataset writes its traceback to a temporary file.
+    PopTorch's asynchronous loader reports only that an error occurred in the data
+    fetcher. Its process prints the error itself, where notebooks and logs miss it. So
+    the dataset writes the traceback to a temporary file.
 
     Args:
         dataset: The samples; None if they are a stream.
         plan: The factors of a call.
         options: Options of the program.
-        num_workers: Number of processes that load; 0 to load in this one.
+        num_workers: Number of processes that load; 0 to load in this process.
         mode: `loader_mode` of `IPUConfig`.
         are_several: Whether several processes divide the samples.
 
     Attributes:
         is_elsewhere: Whether other processes load.
         is_seeded: Whether each sample is loaded with its own seed, so that it is the
-            same in whichever process it is loaded. It is set if other processes load,
-            or if several divide the samples. Samples in memory draw nothing.
+            same in whichever process it is loaded. True if other processes load, or
+            if several processes divide the samples; False for samples in memory, which
+            draw no random numbers.
     """
 
     def __init__(
@@ -201,7 +205,7 @@ class IndexLoader:
         self.is_seeded = False
         if isinstance(dataset, FlatDataset):
             self.is_seeded = self.is_elsewhere or are_several
-            # Another may load it with other seeds.
+            # Another `IndexLoader` may load the dataset with other seeds.
             reported = self._error_file if mode != "sync" else None
             self._dataset = replace(dataset, error_file=reported)
         self._loader: Any = None
@@ -212,9 +216,9 @@ class IndexLoader:
         """Begin a pass, which draws from torch's generator at once.
 
         Args:
-            order: Keys of the samples of this process: those of another pass each
-                time. An asynchronous loader keeps its first order.
-            seed: Seed of the random numbers that samples draw, if they have their own.
+            order: Keys of the samples of this process; the next iteration yields the
+                next pass. An asynchronous loader keeps its first order.
+            seed: Seed of the random numbers that samples draw, if each is seeded.
 
         Returns:
             The batches of calls, as lists of tensors.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loaders and iterables that users pass: what they say, and batches of their own."""
+"""Loaders and iterables of users: their settings, division, and batches."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _SAMPLERS = (
 )
 
 _MOST_OBJECTS = 10_000
-"""Objects of a dataset whose attributes are compared."""
+"""Largest number of objects of a dataset whose attributes are compared."""
 
 _NOTED_BY_TORCH = {"_IterableDataset_len_called", "_iterator"}
-"""Attributes in which torch's loader notes what it has done."""
+"""Attributes that torch's loader changes while it loads."""
 
 
 def describe(x: Any) -> str:
@@ -68,13 +68,13 @@ def batch_size_of(x: Any) -> int | None:
 
 
 def length_of(x: Any) -> int | None:
-    """Return the number of samples that a torch loader will give; None if unknown."""
+    """Return the number of samples of a torch loader; None if it is unknown."""
     if not isinstance(x, DataLoader) or isinstance(x.dataset, IterableDataset):
         return None
     kind = type(x.batch_sampler)
     is_known = kind is BatchSampler or kind.__module__.startswith("torchdata.")
     if x.batch_size is None or not is_known:
-        return None  # a sampler of batches needn't give all of one size
+        return None  # batches of a batch sampler may differ in size
     if isinstance(x, poptorch.DataLoader) or not hasattr(x.sampler, "__len__"):
         return None
     sampler: Any = x.sampler
@@ -83,10 +83,10 @@ def length_of(x: Any) -> int | None:
 
 
 def gives_what_it_says(x: Any) -> bool:
-    """Check whether the number that `length_of` gives of a loader is certain.
+    """Return whether the number of samples that `length_of` returns is certain.
 
-    It isn't where code of the user's may give more or fewer samples: a collate function
-    that leaves some out, a sampler, or a loader of another class.
+    It isn't certain if the user's code may return more or fewer samples: a collate
+    function that leaves some out, a sampler, or a loader of another class.
 
     Example:
         >>> loader = DataLoader(range(8), batch_size=4)
@@ -121,7 +121,7 @@ def generators_of(loader: Any) -> list[torch.Generator]:
     """List the generators that a torch loader and its samplers were given.
 
     Args:
-        loader: Any iterable; only a torch loader has generators that can be found.
+        loader: Any iterable. The list is empty unless it is a torch loader.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -141,7 +141,7 @@ def generators_of(loader: Any) -> list[torch.Generator]:
 
 
 def plain_values(data: Any) -> list[str]:
-    """Return the numbers and strings in attributes of a loader, sampler and dataset."""
+    """List the numbers and strings in attributes of a loader, sampler and dataset."""
     values: list[str] = []
     seen: set[int] = set()
     due = [data]
@@ -167,17 +167,17 @@ def plain_values(data: Any) -> list[str]:
 def is_divided(stream: Any, processes: Processes, name: str) -> bool:
     """Return whether a stream has different samples in each process.
 
-    An attribute `is_divided` of the stream, or of its dataset, says so. Without one it
-    is true for loaders with a dividing sampler, PopTorch's partitioned loaders, and
-    datasets of Hugging Face and WebDataset that are split by node.
+    The attribute `is_divided` of the stream, or of its dataset, decides. Without the
+    attribute it is true for loaders with a dividing sampler, PopTorch's partitioned
+    loaders, and datasets of Hugging Face and WebDataset that are split by node.
 
     Args:
         stream: An iterable of samples or batches.
-        processes: All processes; a single one has all samples.
+        processes: All processes; a single process has all samples.
         name: Name of the data in error messages.
 
     Raises:
-        DataError: It is divided between another number of processes.
+        DataError: The stream is divided between another number of processes.
     """
     if not processes.are_several:
         return False
@@ -189,7 +189,7 @@ def is_divided(stream: Any, processes: Processes, name: str) -> bool:
         if options is not None:
             count = int(options.Distributed.numProcesses)
             _check_count(count, processes, name)
-        # PopTorch has put a dataset of its own around the user's.
+        # PopTorch has wrapped the user's dataset in its own.
         module = poptorch.DataLoader.__module__
         package = module.rpartition(".")[0] or module
         if f"{type(stream.dataset).__module__}.".startswith(f"{package}."):
@@ -236,7 +236,7 @@ def _check_count(count: int, processes: Processes, name: str) -> None:
 
 
 def loads_by_index(loader: Any) -> bool:
-    """Return whether a loader takes samples by index, and loads as torch's does."""
+    """Return whether a loader takes samples by index, and loads like torch's."""
     if not isinstance(loader, DataLoader) or isinstance(loader, poptorch.DataLoader):
         return False
     kind: Any = type(loader)
@@ -246,19 +246,19 @@ def loads_by_index(loader: Any) -> bool:
         and kind._get_iterator is DataLoader._get_iterator
         and batches is not None
         and not isinstance(loader.dataset, IterableDataset)
-        and not hasattr(batches, "__next__")  # it could be gone through only once
+        and not hasattr(batches, "__next__")  # an iterator can be used only once
     )
 
 
 class DividedLoader:
-    """Goes through all indices of the user's loader, and loads those of one process.
+    """Iterates over all indices of the user's loader, and loads those of one process.
 
-    Every process goes through all indices, with the same random numbers, and loads
-    those of its own samples only.
+    Every process iterates over all indices, with the same random numbers, and loads
+    only the samples that belong to it.
 
     Args:
         loader: The user's loader of a map-style dataset.
-        index: Number of this process.
+        index: Index of this process.
     """
 
     def __init__(self, loader: Any, index: int) -> None:
@@ -282,31 +282,31 @@ class DividedLoader:
         return (list(batch) for batch in batches)
 
     def peek(self, indices: list[Any]) -> Any:
-        """Load the batch of some indices, and put back the random states.
+        """Load the batch of some indices, and restore the random states.
 
-        It is loaded in another process if the user's loader does so, because a dataset
-        may open files there that processes can't share.
+        If the user's loader has workers, the batch is loaded in a worker too, because a
+        dataset may open files there that processes can't share.
         """
         with HostRandomState():
             workers = min(self._loader.num_workers, 1)
-            return next(iter(self._like_the_users([indices], workers)))
+            return next(iter(self._copied_loader([indices], workers)))
 
     def load(self, groups: Iterator[list[Any]]) -> Iterator[Any]:
         """Load batches as the user's loader does, one for each group of indices.
 
-        Transforms have random numbers of their own. So other random numbers, such as
+        Transforms draw from separate random numbers. So other random numbers, such as
         the order of the samples, are equal in all processes.
         """
         if self._loader.num_workers:
-            yield from self._like_the_users(groups, self._loader.num_workers)
+            yield from self._copied_loader(groups, self._loader.num_workers)
             return
         for number, group in enumerate(groups):
             with HostRandomState():
                 seed_all(hash_seed(self._seed, self._index, number))
-                batch = next(iter(self._like_the_users([group], 0)))
+                batch = next(iter(self._copied_loader([group], 0)))
             yield batch
 
-    def _like_the_users(self, batch_sampler: Any, num_workers: int) -> Any:
+    def _copied_loader(self, batch_sampler: Any, num_workers: int) -> Any:
         """Return a loader like the user's, with other indices."""
         users = self._loader
         names = ["collate_fn", "pin_memory", "pin_memory_device", "timeout"]
@@ -325,14 +325,14 @@ class DividedLoader:
 
 @dataclass(frozen=True, eq=False)
 class IterableRows(IterableDataset):  # type: ignore[type-arg]
-    """A dataset of an iterable of samples that several processes may load.
+    """A dataset of an iterable of samples that several workers may load.
 
-    Each of them has a copy of the dataset. A dataset that calls
-    `torch.utils.data.get_worker_info()` for the number of its process before its first
-    sample divides itself. From any other, a process takes every n-th sample.
+    Each worker has a copy of the dataset. A dataset that calls
+    `torch.utils.data.get_worker_info()` before its first sample is assumed to
+    divide itself. From any other dataset, each of n workers takes every n-th sample.
 
     Args:
-        rows: Samples; can be iterated over several times.
+        rows: Iterable of samples, which can be iterated over several times.
         name: Name of the data in error messages.
     """
 
@@ -346,7 +346,7 @@ class IterableRows(IterableDataset):  # type: ignore[type-arg]
             yield from self.rows
             return
         worker: Any = _utils.worker
-        noting = _NotingInfo(info, self.rows)
+        noting = _WorkerInfoSpy(info, self.rows)
         worker._worker_info = noting
         try:
             is_divided = None
@@ -366,8 +366,8 @@ class IterableRows(IterableDataset):  # type: ignore[type-arg]
             worker._worker_info = info
 
 
-class _NotingInfo:
-    """Notes whether a dataset reads the numbers of its `WorkerInfo`."""
+class _WorkerInfoSpy:
+    """Records whether a dataset reads the index or the number of workers."""
 
     def __init__(self, info: Any, dataset: Any) -> None:
         self._info = info
@@ -392,7 +392,7 @@ class KerasBatches:
     """The batches of a `keras.utils.PyDataset`, in the order that Keras gives them.
 
     Args:
-        dataset: Gives each batch by its number.
+        dataset: The `PyDataset`, which returns each batch by its index.
         shuffle: Whether each pass draws a new order of the batches, with Python's
             `random` as Keras does.
     """
@@ -416,7 +416,7 @@ class KerasBatches:
         return map(self.dataset.__getitem__, order)
 
     def begin_epoch(self) -> None:
-        """Call the dataset's hook, after which a pass that has begun begins anew."""
+        """Call the dataset's hook; a pass that has begun already starts again."""
         begin = getattr(self.dataset, "on_epoch_begin", None)
         if begin is not None and begin.__module__.partition(".")[0] != "keras":
             begin()
@@ -452,7 +452,7 @@ class FixedSizeBatches:
             returns it for a batch.
 
     Raises:
-        DataError: `batches` is no iterable, or `mask` neither a name nor a function.
+        DataError: `batches` must be an iterable, and `mask` a name or a function.
 
     Example:
         >>> import torch, ipufit
@@ -480,7 +480,7 @@ class FixedSizeBatches:
     ) -> None:
         if not isinstance(batches, Iterable):
             raise DataError(
-                f"FixedSizeBatches got {describe(batches)}, which is no iterable of "
+                f"FixedSizeBatches got {describe(batches)}, which isn't an iterable of "
                 "batches. Pass a loader, or a list of batches."
             )
         if not (isinstance(mask, str) or callable(mask)):
@@ -528,7 +528,7 @@ class WholeParts:
                 "True for each row of the outputs that is a sample."
             )
         parts: Sequence[Any]
-        if names and custom_parser(inputs) is not None:  # which keeps its targets
+        if names and custom_parser(inputs) is not None:  # keeps targets in inputs
             named = {name: _entry(inputs, name, where) for name in names}
             parts = (inputs, named[names[0]] if self.parts_of.is_single else named)
             parts = parts[:1] if self.parts_of.inputs_only else parts

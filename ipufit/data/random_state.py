@@ -51,7 +51,7 @@ def random_state(generators: Sequence[torch.Generator] = ()) -> RandomState:
     """Copy the present random states to tensors.
 
     Args:
-        generators: Generators of torch besides the global ones.
+        generators: Generators of torch besides the global generator.
 
     Example:
         >>> state = random_state()
@@ -64,10 +64,10 @@ def random_state(generators: Sequence[torch.Generator] = ()) -> RandomState:
 
 
 class HostRandomState:
-    """Holds the random states of one time; as a context puts them back at its end.
+    """Copies the random states when it is made; used as a context, restores them.
 
     Args:
-        generators: Generators of torch besides the global ones.
+        generators: Generators of torch besides the global generator.
     """
 
     def __init__(self, generators: Sequence[torch.Generator] = ()) -> None:
@@ -78,7 +78,7 @@ class HostRandomState:
         self._generators = [generator.get_state() for generator in generators]
 
     def has_changed(self) -> bool:
-        """Return whether Python, NumPy or torch have drawn random numbers since."""
+        """Return whether Python, NumPy or torch drew random numbers since the copy."""
         now = HostRandomState(self._owners).tensors()
         return any(not torch.equal(now[n], t) for n, t in self.tensors().items())
 
@@ -89,7 +89,7 @@ class HostRandomState:
         self.put_back()
 
     def put_back(self) -> None:
-        """Restore these random states in this process."""
+        """Restore the copied random states in this process."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
@@ -115,7 +115,7 @@ class HostRandomState:
 def check_random_state(
     state: RandomState, generators: Sequence[torch.Generator] = ()
 ) -> None:
-    """Refuse what `set_random_state` would refuse, and set nothing.
+    """Refuse a state that `set_random_state` would refuse; change nothing.
 
     Raises:
         DataError: `state` isn't from `random_state`.
@@ -131,10 +131,11 @@ def set_random_state(
 
     Args:
         state: From `random_state`.
-        generators: As many generators as `random_state` was given.
+        generators: The same number of generators as in the call of `random_state`.
 
     Raises:
-        DataError: `state` isn't from `random_state`. Nothing has changed then.
+        DataError: `state` isn't from `random_state`. The random states stay as they
+            were.
     """
     before = HostRandomState(generators)
     try:
@@ -151,6 +152,6 @@ def set_random_state(
     except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
         before.put_back()
         raise DataError(
-            f"These are no random states of Python, NumPy and torch: {error}. Take "
-            "them from a checkpoint of the same versions."
+            f"The saved random states don't fit this Python, NumPy or torch: {error}. "
+            "Take them from a checkpoint of the same versions."
         ) from error

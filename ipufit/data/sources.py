@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert data in any form that users pass to sources."""
+"""Make a `Source` of data in any form that users pass."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from .streams import RowsAreNoSamplesError, StreamSource, WholeSource
 from .structure import NOTHING, SampleStructure
 
 _MOST_ARRAYS = 8
-"""Lists of more arrays are probably lists of samples."""
+"""A list of more arrays than this is probably a list of samples."""
 
 _STREAM_ROWS = 64
-"""Samples that are stacked at a time when a dataset gives them one by one."""
+"""Number of samples of an `IterableDataset` that are stacked to a batch."""
 
 
 def as_source(
@@ -75,10 +75,11 @@ def as_source(
         sample_weight: One number per sample, if `x` is arrays.
         name: Name of the data in error messages.
         num_workers: Number of processes that load an `IterableDataset`.
-        inputs_only: Whether targets and weights in samples are ignored, of any type.
+        inputs_only: Whether targets and weights in samples are ignored, whatever their
+            type.
         left_out: Columns to ignore, if samples have columns.
-        columns: `Source.columns` of the data that the model was trained on: frames
-            give these columns, in this order.
+        columns: `Source.columns` of the data that the model was trained on: these
+            columns are taken from frames, in this order.
         processes: Processes that divide the samples. They exchange the beginning of a
             stream.
         shuffle: Whether the batches of a `PyDataset` come in a new order in each pass.
@@ -144,7 +145,7 @@ def as_batch(
         columns: As for `as_source`.
 
     Raises:
-        DataError: The arguments are no arrays, or arrays that can't be used.
+        DataError: The arguments must be arrays that a device can take.
 
     Example:
         >>> as_batch(torch.zeros(5, 2)).num_samples
@@ -160,7 +161,7 @@ def as_batch(
 
 
 def is_stream(x: Any) -> bool:
-    """Check whether `x` is an iterable, but no collection of arrays."""
+    """Return whether `x` is an iterable, but not a collection of arrays."""
     return isinstance(x, Iterable) and not isinstance(
         x, (str, bytes, set, frozenset, tuple, list, Mapping)
     )
@@ -178,7 +179,7 @@ def from_arrays(
 
     Args:
         x: Inputs.
-        y: Targets; None if there are none.
+        y: Targets; None for no targets.
         sample_weight: Weights; None if all samples weigh the same.
         name: Name of the inputs in error messages.
         columns: As for `as_source`.
@@ -205,8 +206,8 @@ def from_arrays(
             if not leaves[-1].dim():
                 raise DataError(
                     f"{where} holds a single number where an array belongs: dim 0 "
-                    "counts samples. Give an array with a row for each; make a list of "
-                    "numbers one, as with torch.tensor."
+                    "counts samples. Pass an array with a row for each sample; make a "
+                    "list of numbers an array, as with torch.tensor."
                 )
     _check_lengths(structure, leaves, name)
     tensors = arrays.same_rows(leaves, f"`{name}`")
@@ -273,6 +274,7 @@ def _check_lengths(
 
 
 def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> Source:
+    """Make the source of a dataset whose samples have an index."""
     num_samples = len(dataset)
     if not num_samples:
         raise DataError(f"`{name}` has no samples.")
@@ -282,7 +284,7 @@ def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> Source:
         parts = parts_of(stacked)  # nests as a sample does
         structure = SampleStructure.of(parts)
         leaves = structure.flatten(parts)
-        # As float32 only samples that the subset hasn't may be too large.
+        # Only samples outside of the subset may be too large for float32.
         if rows is None or all(leaf.dtype != torch.float64 for leaf in leaves):
             where = f"A sample of `{name}`"
             tensors = [arrays.checked_tensor(leaf, where) for leaf in leaves]
@@ -296,10 +298,11 @@ def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> Source:
 def _from_samples(
     samples: Any, parts_of: Parts, name: str, num_workers: int, processes: Processes
 ) -> StreamSource:
+    """Make the source of an iterable of samples, which are stacked to batches."""
     is_part = loaders.is_divided(samples, processes, name)
     is_whole_table = getattr(samples, "_distributed", True) is None
     if processes.are_several and is_hugging_face(samples) and is_whole_table:
-        # The package is there, as it has made this dataset.
+        # The package is installed, since it has made this dataset.
         from datasets.distributed import (  # type: ignore[import-not-found,unused-ignore]
             split_dataset_by_node,
         )
@@ -320,6 +323,11 @@ def _from_samples(
 def _from_batches(
     batches: Any, parts_of: Parts, name: str, processes: Processes
 ) -> StreamSource:
+    """Make the source of a loader or another iterable of batches.
+
+    If several processes read the same torch loader by index, each loads only its own
+    samples.
+    """
     count, size = loaders.length_of(batches), loaders.batch_size_of(batches)
     settings: dict[str, Any] = {
         "name": name,
@@ -342,11 +350,11 @@ def _from_batches(
         stream = StreamSource(batches, parts_of, **settings)
     stream.batch_size = size or stream.rows_of_first
     if stream.rows_of_first not in (size, count):
-        stream.num_samples = None  # a collate function makes rows of its own
+        stream.num_samples = None  # a collate function changes the number of rows
     elif not stream.is_part and loaders.gives_what_it_says(batches):
         stream.num_certain = count
     stream.num_ahead = loaders.num_loaded_ahead(batches)
-    if stream.is_part:  # its loader counts those of one process
+    if stream.is_part:  # its loader counts the samples of one process
         stream.batch_size *= processes.count
         if stream.num_samples is not None:
             stream.num_samples *= processes.count
@@ -356,8 +364,9 @@ def _from_batches(
 def _from_whole(
     x: FixedSizeBatches, parts_of: Parts, name: str, processes: Processes
 ) -> WholeSource:
+    """Make the source of batches that are whole micro-batches."""
     batches: Any = x.batches
-    options = getattr(batches, "options", None)  # None of one without a batch size
+    options = getattr(batches, "options", None)  # None without a batch size
     if isinstance(batches, poptorch.DataLoader) and options is not None:
         layout = {
             "device iterations": options.device_iterations,
@@ -386,7 +395,7 @@ def _from_whole(
     )
     if isinstance(batches, (list, tuple)):
         stream.num_certain = count
-    elif is_part and count is not None:  # its loader counts those of one process
+    elif is_part and count is not None:  # its loader counts the samples of one process
         stream.num_samples = count * processes.count
     return stream
 
@@ -410,9 +419,9 @@ def _refuse_beside(x: Any, y: Any, sample_weight: Any) -> None:
     for name, value in (("y", y), ("sample_weight", sample_weight)):
         if isinstance(value, (DataLoader, Dataset)):
             raise DataError(
-                f"`{name}` is {describe(value)}, beside {describe(x)}. Pass one: that "
-                "of the validation is fit(train, validation_data=other), and others "
-                "are gone through by an evaluate() of their own."
+                f"`{name}` is {describe(value)}, beside {describe(x)}. Pass one "
+                "dataset. For validation use fit(train, validation_data=other), and "
+                "call evaluate() for each further dataset."
             )
         if value is not None:
             raise DataError(
@@ -434,23 +443,23 @@ def example_of(
 ) -> Source:
     """Make a source to compile for, and read as little data as possible.
 
-    That is the first sample of a dataset, and the first batch of a loader. Random
-    states are put back, so that the data begins as it would have without this.
+    The first sample of a dataset is read, or the first batch of a loader. Random states
+    are restored, so that a later run draws the same numbers as without this call.
 
     Args:
-        x: As for `as_source`. Tensors on the device "meta" have shapes and types and
-            no values.
+        x: As for `as_source`. Tensors on the device "meta", which have no values, will
+            do too.
         y: As for `as_source`.
         sample_weight: As for `as_source`.
         inputs_only: As for `as_source`.
-        is_whole: Whether the number of samples counts too.
-        is_spare: Whether nobody else goes through the data, so that a generator may
-            lose its first batch.
+        is_whole: Whether the source needs the number of samples, too.
+        is_spare: Whether `x` isn't used afterwards, so that a generator may lose its
+            first batch.
         num_workers: As for `as_source`.
         processes: As for `as_source`.
 
     Raises:
-        DataError: Data that can't be used; or a generator that isn't spare.
+        DataError: The data can't be used, or is a generator that isn't spare.
 
     Example:
         >>> source = example_of(torch.empty(8, 3, device="meta"))
@@ -476,7 +485,7 @@ def example_of(
 
 
 def _filled(value: Any) -> Any:
-    """Return zeros for a tensor without values, in the memory of one sample."""
+    """Replace a tensor without values by zeros in the memory of one sample."""
     if not isinstance(value, Tensor) or not value.is_meta:
         return value
     if not value.dim():
@@ -495,7 +504,7 @@ def fit_sources(
     processes: Processes = ALONE,
     shuffle: bool = False,
 ) -> tuple[Source, dict[str, Source]]:
-    """Make the source that `fit` trains on, and those that it validates on.
+    """Make the source that `fit` trains on, and the sources that it validates on.
 
     Args:
         x: Training samples in any form that `as_source` takes.
@@ -510,8 +519,8 @@ def fit_sources(
         shuffle: As for `as_source`, in training.
 
     Returns:
-        The training samples; and the sets to validate on by name, `""` for the only
-        one. It is empty if there are none.
+        The training samples; and the validation sets by name. A single set has the
+        name `""`. The dict is empty without validation data.
 
     Raises:
         DataError: The data can't be used, or can't be split.
@@ -549,13 +558,14 @@ def validation_sources(
 
     Args:
         validation_data: As for `fit_sources`.
-        y: Names of target columns, if it has columns.
+        y: Names of target columns, if `validation_data` has columns.
         x: The training data.
-        source_of_x: Its source, if that is to be used again; None for a new one.
+        source_of_x: Source of the training data, used if a set is `x` itself; None to
+            make a new source.
         **loading: Arguments for `as_source`.
 
     Returns:
-        The sources by the names of the sets; `""` names the only one.
+        The sources by the names of the sets; a single set has the name `""`.
 
     Raises:
         DataError: The data can't be used, or it isn't clear whether it is named sets.
@@ -578,7 +588,7 @@ def validation_sources(
 
 
 def _named_sets(data: Any, x: Any) -> Mapping[str, Any]:
-    """Return the sets to validate on by name; `""` names the only one.
+    """Return the validation sets by name; a single set has the name `""`.
 
     A mapping has named sets if its values are datasets, loaders or tuples (x, y). If
     its values are arrays, or it has the keys of a training input, it is an input.
@@ -588,7 +598,8 @@ def _named_sets(data: Any, x: Any) -> Mapping[str, Any]:
         x: The training data.
 
     Raises:
-        DataError: Some values could be sets and others couldn't, or a name is none.
+        DataError: Some values could be sets and others couldn't, or a name must be a
+            string that isn't empty.
     """
     if not isinstance(data, Mapping):
         return {"": data}
@@ -684,15 +695,15 @@ _RANGES = {torch.uint8: (0, 256), torch.bool: (0, 2)}
 
 
 def generated_like(source: Source, n: int) -> Source:
-    """Draw random inputs of the shapes and types that a source has.
+    """Make a source of random inputs with the shapes and types of another source.
 
-    Whole numbers are drawn from the range of the first sample's. Targets and weights
-    are those of the first sample: random ones may be none, as a class, a probability or
-    a weight must be in its range.
+    Whole numbers are drawn from the range of the first sample's numbers. Targets and
+    weights are copies of the first sample's, because random values may be out of the
+    range of a class, a probability or a weight.
 
     Args:
-        source: The others; its first sample counts.
-        n: Number of samples. The first 64 are drawn, and come again.
+        source: The source to imitate.
+        n: Number of samples. 64 samples are drawn and repeated.
     """
     generator = torch.Generator().manual_seed(0)
     tensors = []

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources whose samples come in batches, and the place in a pass over one."""
+"""Sources whose samples come in batches, and the state of a pass over a stream.
+
+A stream is any iterable of batches, such as a loader. A block is the list of tensors of
+one of its batches, flattened; blocks may differ in their numbers of rows. A call takes
+its rows from as many blocks as it needs.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +32,15 @@ _TAG = "$"
 
 
 class LoaderState(NamedTuple):
-    """The state of a loader, and the rows that it gave and no call has taken yet.
+    """The state of a loader, and the rows that it has returned and no call has taken.
 
     Attributes:
-        state: The result of its `state_dict()`.
+        state: The result of the loader's `state_dict()`.
         rows: The last rows that were drawn; empty between two passes.
-        num_left: Number of these that the next call begins with.
+        num_left: Number of rows, at the end of `rows`, that the next call begins with.
         num_drawn: Number of rows that the pass has drawn.
-        has_ended: Whether the loader has given its last batch, so that it begins a new
-            pass when it is asked again.
+        has_ended: Whether the loader has returned its last batch, so that it begins a
+            new pass at the next request.
     """
 
     state: Any
@@ -81,7 +86,7 @@ def unpacked(tensors: dict[str, Tensor]) -> LoaderState | None:
     """Convert tensors of `packed` to a state; return None if there are none.
 
     Raises:
-        DataError: `packed` hasn't made them.
+        DataError: The tensors aren't from `packed`.
     """
     if not tensors:
         return None
@@ -95,7 +100,7 @@ def unpacked(tensors: dict[str, Tensor]) -> LoaderState | None:
         raise DataError(f"it has no state of a loader: {error!r}") from error
     is_whole = all(type(number) is int and number >= 0 for number in counts)
     if not is_whole or any(len(leaf) < counts[0] for leaf in rows):
-        raise DataError("it has no state of a loader: its counts are none")
+        raise DataError("it has no state of a loader: its counts are invalid")
     return LoaderState(state, rows, counts[0], counts[1], has_ended)
 
 
@@ -105,7 +110,7 @@ def _encoded(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
     Args:
         value: Part of a state.
         tensors: The tensors and arrays in the value are added.
-        where: The part, for messages.
+        where: Name of the part in error messages.
 
     Raises:
         DataError: The value is of another type.
@@ -158,18 +163,23 @@ def _decoded(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class StreamState(NamedTuple):
-    """The place in a pass over a stream, from which another process can continue.
+    """The state of a pass over a stream, from which another process can continue.
 
-    Most streams continue by drawing the same batches again. Samplers and transforms
-    draw random numbers, and so may other code between two batches. All batches but the
-    last are drawn again only to be dropped. So only their order matters, and the random
-    state before the last batch.
+    A `Position` counts calls. A `StreamState` counts the batches that the stream has
+    returned, and has the random states that are needed to draw them again. A `Place`
+    contains both.
+
+    The batches of most streams are drawn again and dropped, all but the last. Samplers
+    and transforms draw random numbers, and so may other code between two batches. Of
+    the dropped batches only the order matters, so two random states are enough: at the
+    beginning of the pass and before the last batch.
 
     Attributes:
         num_batches: Number of batches that the pass has drawn.
-        at_start: Random states when the pass began; empty if none has begun.
+        at_start: Random states when the pass began; empty before the first pass.
         at_last: Random states before the last batch was drawn.
-        loader: State of a loader that keeps one, so that nothing is drawn again.
+        loader: State of a loader that has a `state_dict`, so that no batch is drawn
+            again; None for other streams.
     """
 
     num_batches: int
@@ -179,21 +189,21 @@ class StreamState(NamedTuple):
 
 
 class Pass:
-    """The blocks of one pass over a stream.
+    """Iterator over the blocks of one pass over a stream.
 
     Args:
         iterable: Iterable of batches.
         block_of: Converts a batch to a block.
         generators: Random generators, besides the global ones, that the iterable
             draws from.
-        resumed: Place at which another process has stopped; None for a new pass.
+        resumed: State at which another process has stopped; None for a new pass.
         is_stateful: Whether the iterable has a state, for which rows are stored.
 
     Attributes:
         iterator: Iterator over the batches.
         first: A block that was drawn already and is returned first, or None.
-        last: The last block that was returned, or the end of it, if the iterable has a
-            state; empty before any.
+        last: The last rows that were returned, if the iterable has a state; empty
+            before the first block.
     """
 
     def __init__(
@@ -213,7 +223,7 @@ class Pass:
         self._repeated = resumed if loader is None else None
         if self._repeated is not None:
             set_random_state(self._repeated.at_start, generators)
-        self._before = StreamState(0, {}, {})  # what other processes have drawn
+        self._before = StreamState(0, {}, {})  # drawn by the interrupted run
         if resumed is not None and loader is not None:
             self._before = resumed
         self._at_start = self._at_last = HostRandomState(generators)
@@ -258,11 +268,11 @@ class Pass:
 
     @property
     def skips(self) -> bool:
-        """Whether the pass leaves out the rows before the place of another process."""
+        """Whether the pass leaves out rows that the interrupted run has used."""
         return self._before.loader is not None
 
     def replay(self) -> StreamState:
-        """Return the place in the pass without the state of a loader."""
+        """Return the state of the pass without the state of a loader."""
         before = self._before
         return StreamState(
             before.num_batches + self._num_drawn,
@@ -273,7 +283,7 @@ class Pass:
         )
 
     def state_dict(self, num_taken: int) -> StreamState:
-        """Return the place in the pass.
+        """Return the state of the pass.
 
         Args:
             num_taken: Number of rows that calls have taken.
@@ -288,27 +298,27 @@ class Pass:
 
 
 class RowsAreNoSamplesError(Exception):
-    """Raised if a loader's rows aren't one for each index."""
+    """Raised if a loader doesn't return one row for each index."""
 
 
 class StreamSource(Source):
     """Samples that come in blocks, such as the batches of a loader.
 
-    The first block is drawn at once, to see what samples look like. The first pass
-    gives it out again, so that nothing is drawn twice.
+    The first block is drawn at once, to find the structure of samples. The first pass
+    returns it again, so that no batch is drawn twice.
 
     In several processes a pass begins with the random states of process 0, so that
-    streams that shuffle give the same order everywhere.
+    streams that shuffle have the same order in all processes.
 
     Args:
         blocks: An iterable of batches as the user makes them.
-        parts_of: Takes a batch apart: inputs, targets, weights.
+        parts_of: Splits a batch into inputs, targets and weights.
         name: Name of the data in error messages.
         num_samples: Number of samples of all processes; None if unknown.
         processes: Processes that divide the samples.
-        is_part: Whether the stream gives samples of this process only.
-        divided_loader: Gives the indices of `blocks`, and loads samples of this
-            process, in its place; None if the stream isn't taken apart.
+        is_part: Whether the stream has the samples of this process only.
+        divided_loader: Loads only the samples of this process, in place of `blocks`;
+            None to read all samples.
 
     Raises:
         DataError: The stream is empty, its first batch can't be used, or it isn't the
@@ -316,8 +326,8 @@ class StreamSource(Source):
 
     Attributes:
         rows_of_first: Number of samples in the first block.
-        is_stateful: Whether the stream keeps a state, from which it can go on, as
-            torchdata's protocol has it.
+        is_stateful: Whether the stream has `state_dict` and `load_state_dict`, as in
+            torchdata's protocol.
     """
 
     def __init__(
@@ -331,7 +341,7 @@ class StreamSource(Source):
         is_part: bool = False,
         divided_loader: DividedLoader | None = None,
     ) -> None:
-        # What samples look like is known when the first are drawn.
+        # The structure is known after the first batch.
         super().__init__(SampleStructure(NOTHING), num_samples, name)
         self._iterable: Any = blocks if divided_loader is None else divided_loader
         self._parts_of = parts_of
@@ -345,7 +355,7 @@ class StreamSource(Source):
         self.generators = generators_of(blocks)
         self.rows_of_first = 0
         begun = self._new_pass()
-        # PopTorch's accessor is its own iterator, but begins anew.
+        # PopTorch's accessor is its own iterator, but can be iterated over again.
         is_accessor = isinstance(blocks, poptorch.AsynchronousDataAccessor)
         self.is_one_shot = begun.iterator is blocks and not is_accessor
         try:
@@ -386,7 +396,7 @@ class StreamSource(Source):
                 although the stream isn't marked as divided.
         """
         digest = hashlib.sha256()
-        for leaf in first or ():  # of a block, or indices
+        for leaf in first or ():  # tensors of a block, or indices
             if isinstance(leaf, Tensor):
                 whole = leaf.contiguous().reshape(-1).view(torch.uint8)
                 digest.update(whole.numpy().data)
@@ -422,11 +432,11 @@ class StreamSource(Source):
             )
 
     def first_pass(self) -> StreamState | None:
-        """Return the place in a pass of which no row was used yet; None without one."""
+        """Return the state of the pass if none of its rows was used yet, else None."""
         return None if self._begun is None else self._begun.replay()
 
     def state_dict(self) -> StreamState | None:
-        """Return the place in the stream between two passes; None at its beginning."""
+        """Return the state between two passes; None before the first pass."""
         place = self.first_pass()
         if place is None and self.is_stateful:
             loader = LoaderState(self._iterable.state_dict(), [], has_ended=True)
@@ -438,15 +448,15 @@ class StreamSource(Source):
     ) -> StreamState | None:
         """Continue where a pass of another process stopped.
 
-        Batches are drawn again, unless the stream keeps a state. A generator can't
-        begin anew, and stays as it is.
+        Batches are drawn again, unless the stream has a `load_state_dict`. A generator
+        can't begin anew, and stays as it is.
 
         Args:
-            state: The place; None at the beginning.
+            state: State of the pass; None before the first pass.
             is_due: Whether no row of the pass was used: its first block is drawn now.
 
         Returns:
-            The place for `blocks`; None if that is the beginning of the next pass.
+            The argument for `blocks`; None to begin the next pass.
 
         Raises:
             DataError: The stream can't take the state.
@@ -460,10 +470,10 @@ class StreamSource(Source):
             try:
                 self._iterable.load_state_dict(loader.state)
                 if loader.has_ended:
-                    # The pass that begins now goes on from one that has ended, and may
-                    # draw random numbers. The next begins as in a run that goes on.
+                    # The loaded state is at the end of a pass. Iterating now may draw
+                    # random numbers; the next pass begins as in an unbroken run.
                     iter(self._iterable)
-            except Exception as error:  # a user's object may raise anything
+            except Exception as error:  # the user's code may raise any error
                 raise DataError(
                     f"`{self.name}` can't go on from the state that the checkpoint has "
                     f"of it: {error!r}. Pass a loader with the same dataset and "
@@ -524,10 +534,10 @@ class StreamSource(Source):
         return same_rows(self.structure.flatten_like("the first", parts, where), where)
 
     def block_of(self, batch: Any) -> list[Tensor]:
-        """Flatten a batch, which must look like the first.
+        """Flatten a batch, which must look like the first batch.
 
         Raises:
-            DataError: It doesn't.
+            DataError: The structure, a dtype or a shape differs.
         """
         block = self._flatten(self._parts_of(batch))
         paths = [*self.structure.paths(), "the mask"]
@@ -544,9 +554,9 @@ class StreamSource(Source):
 
 
 class WholeSource(StreamSource):
-    """Micro-batches of `FixedSizeBatches`: the tensors of each are a row, `[1, ...]`.
+    """Source of `FixedSizeBatches`: each whole micro-batch is a row, `[1, ...]`.
 
-    A row ends with the mask.
+    The last tensor of a row is the mask.
     """
 
     def _structure_of(self, parts: Sequence[Any]) -> SampleStructure:

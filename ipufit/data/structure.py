@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Structures of samples, and the named parts of a batch."""
+"""Structures of samples, and the named parts of a batch.
+
+`Batch` names the tensors of a batch, those included that `columns.py` adds in training.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,14 @@ class Batch(NamedTuple):
         inputs: Leaves of the inputs.
         targets: Leaves of the targets; empty without targets.
         weights: Leaves of the sample weights; empty without weights.
-        share: One tensor, the weight of each row in the loss of its update; of batches
-            that are whole micro-batches at first a mask. Empty without padding.
+        share: One tensor, the weight of each row in the loss of its update. In batches
+            that are whole micro-batches, the mask until `columns.py` replaces it. Empty
+            without padding.
         divisors: One tensor, `[rows, indices * targets]`: the number of targets of the
-            update that aren't ignored, divided by its micro-batches. Empty if nothing
-            is counted.
-        mixing: One tensor, that of `ipufit.mixing.Coefficients`; empty without mixing.
+            update that aren't ignored, divided by the number of its micro-batches.
+            Empty if no targets are counted.
+        mixing: One tensor, the columns of `ipufit.mixing.Coefficients`; empty without
+            mixing.
     """
 
     inputs: Sequence[Any]
@@ -47,7 +52,7 @@ class Batch(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """The part of a batch that outputs are compared with.
+    """Targets of a batch, their weights, and the numbers of targets that count.
 
     Attributes:
         targets: Nested tensors; `()` if the samples have no targets.
@@ -56,8 +61,8 @@ class Labels(NamedTuple):
         share: Weight of each row in the loss of its update, `[rows]`. Padding has 0 and
             the other rows more than 1, so that the loss is the mean over unpadded rows.
             None without padding.
-        counted: For each index that is counted, nested as the targets: `[rows]`, the
-            number of the update's targets that aren't ignored, divided by its
+        counted: By ignored class index, nested as the targets: `[rows]`, the number of
+            the update's targets that aren't ignored, divided by the number of its
             micro-batches. None if each micro-batch is an update.
     """
 
@@ -77,16 +82,16 @@ class SampleStructure:
 
     Attributes:
         inputs: Structure of the inputs.
-        targets: Structure of the targets; without leaves if there are none.
-        weights: Structure of the sample weights; without leaves if there are none.
+        targets: Structure of the targets; without leaves for no targets.
+        weights: Structure of the sample weights; without leaves for no weights.
         is_padded: Whether a batch has `Batch.share`.
         ignored: Indices of ignored targets that are counted for each update: a batch
             then has `Batch.divisors`. None if nothing must be counted, because each
             micro-batch is an update.
         is_mixed: Whether a batch has `Batch.mixing`.
         rows: Samples and padding of an item that is a whole micro-batch; None if an
-            item is a sample. The tensors of such items are `[items, ...]`, and their
-            last one, `[items, rows]`, is above 0 for samples: a mask or the shares.
+            item is a sample. The tensors of such items are `[items, ...]`, and the
+            last, `[items, rows]`, is above 0 for samples: a mask or the shares.
 
     Example:
         >>> structure = SampleStructure(Structure.of({"a": 0}), Structure.of(0))
@@ -118,11 +123,11 @@ class SampleStructure:
 
     @cached_property
     def num_inputs(self) -> int:
-        """Number of tensors that are inputs; they come first in a batch."""
+        """Number of tensors of the inputs, which come first in a batch."""
         return self.inputs.num_leaves
 
     def named(self, tensors: Iterable[Any]) -> Batch:
-        """Name the tensors of a batch, which may lack those from the targets on."""
+        """Name the tensors of a batch, which may have inputs only."""
         rest = iter(tensors)
         return Batch(*([*itertools.islice(rest, n)] for n in self._num_of_each_part))
 
@@ -167,7 +172,7 @@ class SampleStructure:
         return len(tensors[0]) if self.rows is None else self.rows
 
     def of_samples(self, plan: BatchPlan) -> BatchPlan:
-        """Return a plan that counts samples and padding in the place of items."""
+        """Return a plan that counts rows (samples and padding) in place of items."""
         if self.rows is None:
             return plan
         return replace(plan, micro_batch_size=self.rows)
@@ -187,7 +192,7 @@ class SampleStructure:
 
         Args:
             inputs: Nested inputs.
-            tensors: Tensors of the batch; those of the inputs are passed over.
+            tensors: Tensors of the batch; the tensors of inputs are ignored.
 
         Example:
             >>> SampleStructure.of((0, (1, 2))).batch("x", [0, 1, 2])
@@ -219,11 +224,11 @@ class SampleStructure:
         )
 
     def mixing(self, tensors: Sequence[Any]) -> Any:
-        """Return the mixing coefficients of a batch; None without any."""
+        """Return the mixing coefficients of a batch; None without mixing."""
         return next(iter(self.named(tensors).mixing), None)
 
     def flatten(self, parts: Sequence[Any]) -> list[Any]:
-        """Flatten `(inputs, targets, weights)`; missing ones may be left out.
+        """Flatten `(inputs, targets, weights)`; missing parts may be left out.
 
         Raises:
             TypeError: The parts nest differently from this structure.
@@ -241,15 +246,15 @@ class SampleStructure:
         return leaves
 
     def flatten_like(self, first: str, parts: Sequence[Any], where: str) -> list[Any]:
-        """Flatten a sample or batch that must nest as the first one does.
+        """Flatten a sample or batch that must nest as the first sample or batch.
 
         Args:
-            first: Name of the first in error messages, such as "sample 0".
+            first: Name of the first sample in error messages, such as "sample 0".
             parts: `(inputs, targets, weights)`.
-            where: Name of these parts in error messages.
+            where: Name of the sample or batch in error messages.
 
         Raises:
-            DataError: They nest differently, or have another constant.
+            DataError: The parts nest differently, or have another constant.
         """
         try:
             return self.flatten(parts)

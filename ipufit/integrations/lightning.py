@@ -63,15 +63,15 @@ _FIT, _VALIDATE, _TEST, _PREDICT = _STAGES = (
 )
 
 _LIBRARIES = ("lightning", "lightning_fabric", "pytorch_lightning", "torch")
-"""Packages whose methods are no overrides."""
+"""Packages of base classes: a method from there isn't an override."""
 
 
 @all_suggesting
 class LightningModel(IPUModel):
     """An `IPUModel` of a LightningModule; `from_lightning` makes it.
 
-    `compile`, `fit`, `evaluate`, `predict` and the rest are those of `IPUModel`. In
-    addition, they call the module's hooks between epochs.
+    `compile`, `fit`, `evaluate`, `predict` and the rest are methods of `IPUModel`.
+    In addition, they call the module's hooks between epochs.
     """
 
     _trainer_values: Mapping[str, Any] = {}
@@ -80,17 +80,17 @@ class LightningModel(IPUModel):
     @functools.wraps(IPUModel.fit, assigned=())  # type: ignore[override]
     def fit(self, *args: Any, **kwargs: Any) -> History:
         """Train by `training_step`, with the arguments of `IPUModel.fit`."""
-        return self._with_hooks(IPUModel.fit, _FIT, args, kwargs)
+        return self._call_with_hooks(IPUModel.fit, _FIT, args, kwargs)
 
     @functools.wraps(IPUModel.evaluate, assigned=())  # type: ignore[override]
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate by `validation_step`, with the arguments of `IPUModel.evaluate`."""
-        return self._with_hooks(IPUModel.evaluate, _VALIDATE, args, kwargs)
+        return self._call_with_hooks(IPUModel.evaluate, _VALIDATE, args, kwargs)
 
     @functools.wraps(IPUModel.predict, assigned=())  # type: ignore[override]
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predict by `predict_step`, with the arguments of `IPUModel.predict`."""
-        return self._with_hooks(IPUModel.predict, _PREDICT, args, kwargs)
+        return self._call_with_hooks(IPUModel.predict, _PREDICT, args, kwargs)
 
     def test(self, *args: Any, **kwargs: Any) -> Logs:
         """Evaluate by `test_step`, with the arguments of `IPUModel.evaluate`.
@@ -101,7 +101,7 @@ class LightningModel(IPUModel):
         Raises:
             UnsupportedError: The module has no `test_step`.
         """
-        step = _step_of(self.module, _TEST, self._trainer_values)
+        step = _find_step(self.module, _TEST, self._trainer_values)
         if step is None:
             raise UnsupportedError(
                 f"{type(self.module).__name__} has no test_step: write one, or use "
@@ -113,12 +113,12 @@ class LightningModel(IPUModel):
         arguments = {**compiled, "validation_step": step}
         IPUModel.compile(tester, **arguments)
         try:
-            logs: Logs = tester._with_hooks(IPUModel.evaluate, _TEST, args, kwargs)
+            logs: Logs = tester._call_with_hooks(IPUModel.evaluate, _TEST, args, kwargs)
         finally:
             tester.detach()
         return logs
 
-    def _with_hooks(
+    def _call_with_hooks(
         self,
         method: Callable[..., Any],
         stage: _Stage,
@@ -131,7 +131,7 @@ class LightningModel(IPUModel):
         if arguments.get("x") is None and _is_overridden(self.module, stage.loader):
             raise DataError(
                 f"{stage.call}() got no data, and nothing calls {stage.loader}() of "
-                f"the module: give it, {stage.call}(model.module.{stage.loader}())."
+                f"the module: pass {stage.call}(model.module.{stage.loader}())."
             )
         callbacks: list[Any] = [_ModuleHooks(self.module, self._trainer_values, stage)]
         if stage == _FIT and self._plateau is not None:
@@ -182,7 +182,7 @@ def from_lightning(
             `{"max_epochs": 10, "estimated_stepping_batches": 1000}`.
         optimizer: Optimizer in place of `configure_optimizers`, in any form that
             `IPUModel.compile` takes.
-        lr_schedule: Its schedule, as for `IPUModel.compile`.
+        lr_schedule: Schedule of `optimizer`, as for `IPUModel.compile`.
         in_place: As for `IPUModel`.
         **compile_arguments: Further arguments of `IPUModel.compile`, such as
             `steps_per_execution`.
@@ -213,8 +213,8 @@ def from_lightning(
         raise ConfigError(f"module={module!r} is not a LightningModule.")
     if trainer is not None and not isinstance(trainer, Mapping):
         raise ConfigError(
-            f"trainer={trainer!r} is no dict. Give the values that the module reads "
-            "from its Trainer, {'max_epochs': 10}, and everything else to fit()."
+            f"trainer={trainer!r} must be a dict of values that the module reads from "
+            "its Trainer, {'max_epochs': 10}. Pass everything else to fit()."
         )
     if not _is_overridden(module, "training_step"):
         raise ConfigError(
@@ -223,7 +223,7 @@ def from_lightning(
         )
     _refuse_methods(module)
     values = dict(trainer or {})
-    # Layers are made before their types are those of the config.
+    # Layers are made first, so that the config sets their types.
     for hook, arguments in (("setup", {"stage": "fit"}), ("configure_model", {})):
         if _is_overridden(module, hook):
             _call_at_start(module, values, hook, **arguments)
@@ -248,9 +248,9 @@ def from_lightning(
         model,
         optimizer,
         lr_schedule=lr_schedule,
-        step=_step_of(trained, _FIT, values),
-        validation_step=_step_of(trained, _VALIDATE, values),
-        predict_step=_step_of(trained, _PREDICT, values),
+        step=_find_step(trained, _FIT, values),
+        validation_step=_find_step(trained, _VALIDATE, values),
+        predict_step=_find_step(trained, _PREDICT, values),
         **compile_arguments,
     )
     model._trainer_values = values
@@ -267,7 +267,7 @@ def _is_overridden(module: torch.nn.Module, name: str) -> bool:
 # Steps --------------------------------------------------------------------------------
 
 
-def _step_of(
+def _find_step(
     module: torch.nn.Module, stage: _Stage, values: Mapping[str, Any]
 ) -> _Step | None:
     """Return the step of a stage; None if the module doesn't have it."""
@@ -293,22 +293,22 @@ class _Step:
     owner: str
 
     def __post_init__(self) -> None:
-        # A resumed run compares it, and messages show it.
+        # A resumed run compares the name, and messages show it.
         self.__qualname__ = f"{self.owner}.{self.stage.step}"
 
     def __repr__(self) -> str:
         return self.__qualname__
 
     def __call__(self, module: torch.nn.Module, batch: Any) -> Any:
-        """Call the step, and log what it logs."""
+        """Call the step, and report the values that it logs."""
         name = self.stage.step
         logged: dict[str, Tensor] = {}
         is_training, is_prediction = self.stage == _FIT, self.stage == _PREDICT
-        hear: Callable[..., None] = functools.partial(_hear, logged)
+        hear: Callable[..., None] = functools.partial(_record, logged)
         hear = _no_log(name) if is_prediction else hear
-        view = _view_of(module, hear, self.stage, self.values)
+        view = _make_view(module, hear, self.stage, self.values)
         step = getattr(view, name)
-        with _memory_refused(module, name):
+        with _refuse_changes(module, name):
             returned = step(batch, *([_BatchIndex()] if _takes_index(step) else []))
         if is_prediction:
             return returned
@@ -321,7 +321,7 @@ class _Step:
         if loss is None and is_training:
             raise ConfigError(
                 f"{name} returned {what}. Return the loss, or {{'loss': loss}}, for "
-                "each batch: a program makes an update of each."
+                "each batch: a program makes an update for each."
             )
         if loss is None and not logged:
             metric = "val_acc" if self.stage == _VALIDATE else "test_acc"
@@ -363,7 +363,7 @@ def _takes_index(step: Callable[..., Any]) -> bool:
 
 
 def _refusing(message: str) -> Callable[..., NoReturn]:
-    """Return a function that raises, whatever its arguments."""
+    """Return a function of any arguments that raises an error."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise UnsupportedError(message)
@@ -380,12 +380,12 @@ _REFUSE_INDEX = _refusing(
     "every 100th batch in a callback, on_train_batch_end(batch, logs)."
 )
 _BatchIndex = type("_BatchIndex", (), dict.fromkeys(_INDEX_METHODS, _REFUSE_INDEX))
-"""Stands for `batch_idx`: a step may pass it on, but not use it as a number."""
+"""Replaces `batch_idx`: a step may pass it on, but not use it as a number."""
 
 
 @contextlib.contextmanager
-def _memory_refused(module: torch.nn.Module, name: str) -> Iterator[None]:
-    """Refuse a step that puts values into torchmetrics' objects, lists or dicts."""
+def _refuse_changes(module: torch.nn.Module, name: str) -> Iterator[None]:
+    """Refuse a step that adds values to torchmetrics' objects, lists or dicts."""
 
     def lengths() -> dict[str, int]:
         return {
@@ -430,7 +430,7 @@ _LOG_ARGUMENTS = (
 """Arguments of `LightningModule.log` after name and value, in their order."""
 
 
-def _hear(
+def _record(
     logged: dict[str, Tensor], name: str, value: Any, *args: Any, **kwargs: Any
 ) -> None:
     """Record a value that a step logs, with the arguments of `LightningModule.log`.
@@ -470,7 +470,7 @@ def _no_log(where: str) -> Callable[..., NoReturn]:
 
 
 def _without_val(name: str) -> str:
-    """Remove the mark of a validation from a name: ipufit adds `val_` to all of them.
+    """Remove the prefix of a validation from a name, since ipufit adds `val_`.
 
     Example:
         >>> _without_val("val_loss"), _without_val("valid/acc"), _without_val("acc")
@@ -483,7 +483,7 @@ def _without_val(name: str) -> str:
 
 
 def _refuse_methods(module: torch.nn.Module) -> None:
-    """Refuse a module with methods that nothing would call, all in one message."""
+    """Refuse a module with methods that nothing would call, in one message."""
     name = type(module).__name__
     if not getattr(module, "automatic_optimization", True):
         raise UnsupportedError(
@@ -505,7 +505,7 @@ def _refuse_methods(module: torch.nn.Module) -> None:
 
 
 class _Trainer:
-    """The values of a Trainer that are known; all others are refused."""
+    """Stands for `self.trainer`: has the known values and refuses all others."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         vars(self).update(values)
@@ -513,7 +513,7 @@ class _Trainer:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        way = f"Give its value, from_lightning(module, trainer={{{name!r}: ...}})."
+        way = f"Pass its value, from_lightning(module, trainer={{{name!r}: ...}})."
         raise UnsupportedError(
             f"self.trainer.{name} was read, and ipufit has no Trainer. "
             + hints_at("Lightning.trainer").get(name, way)
@@ -528,16 +528,16 @@ class _Trainer:
         vars(self)[name] = value
 
 
-def _view_of(
+def _make_view(
     module: torch.nn.Module,
     log: Callable[..., Any],
     stage: _Stage | None,
     values: Mapping[str, Any],
 ) -> Any:
-    """Return the module under another class, with `log`, `trainer` and so on.
+    """Return a view of the module, of a subclass with `log`, `trainer` and so on.
 
-    They share their attributes: an attribute that is set in one is set in the other.
-    The module itself doesn't change for other code.
+    Module and view share their attributes: setting an attribute of one sets it in the
+    other. The module keeps its class.
 
     Args:
         module: The module.
@@ -566,7 +566,7 @@ def _view_of(
     members: dict[str, Any] = {
         name: property(functools.partial(read, name))
         for name in ways
-        if name not in vars(module)  # attributes that the user has set
+        if name not in vars(module)  # not attributes that the user has set
     }
     members.update(
         log=staticmethod(log),
@@ -591,7 +591,7 @@ def _call_at_start(
 ) -> Any:
     """Call a hook of the module before the first epoch."""
     values = {**values, "current_epoch": 0, "global_step": 0}
-    return getattr(_view_of(module, _no_log(hook), None, values), hook)(**arguments)
+    return getattr(_make_view(module, _no_log(hook), None, values), hook)(**arguments)
 
 
 class _ModuleHooks(Callback):
@@ -607,7 +607,7 @@ class _ModuleHooks(Callback):
     def __init__(
         self, module: torch.nn.Module, values: Mapping[str, Any], stage: _Stage
     ) -> None:
-        self._module, self._values = module, values
+        self._module, self._trainer_values = module, values
         self._evaluation = _TEST if stage == _TEST else _VALIDATE
         self._epoch = 0
         self._metrics: dict[str, Any] = {}
@@ -629,8 +629,8 @@ class _ModuleHooks(Callback):
                 "is_global_zero": self.model.processes.is_first,
                 "should_stop": False,
             }
-            values = {**self._values, **present}
-            view = _view_of(self._module, _no_log(hook), stage, values)
+            values = {**self._trainer_values, **present}
+            view = _make_view(self._module, _no_log(hook), stage, values)
             getattr(view, hook)()
             if view.trainer.should_stop:
                 self.model.stop_training = True
@@ -682,10 +682,11 @@ def _read_optimizers(
 ) -> tuple[Any, Any, Callable[[], Callback] | None]:
     """Read the result of `configure_optimizers`, in any form that Lightning takes.
 
-    It is an optimizer; a list with one; two lists, with an optimizer and with
-    schedulers; a dict with `"optimizer"` and maybe `"lr_scheduler"` and `"monitor"`; or
-    a list with such a dict. A scheduler is one of torch, or a dict with `"scheduler"`,
-    `"interval"` (`"epoch"` or `"step"`), `"frequency"`, `"monitor"` and `"strict"`.
+    `configured` is an optimizer; a list with an optimizer; two lists, with an optimizer
+    and with schedulers; a dict with `"optimizer"` and maybe `"lr_scheduler"` and
+    `"monitor"`; or a list with such a dict. A scheduler is one of torch, or a dict with
+    `"scheduler"`, `"interval"` (`"epoch"` or `"step"`), `"frequency"`, `"monitor"` and
+    `"strict"`.
 
     Returns:
         The optimizer; the schedule for `compile`; and None, or a function that creates
@@ -782,7 +783,7 @@ class Every(lr_scheduler.ChainedScheduler):
 class SteppedByFigure(Callback):
     """Steps torch's `ReduceLROnPlateau` with a metric of each epoch.
 
-    ipufit takes over what the scheduler changes in the torch optimizer.
+    ipufit copies the scheduler's changes of the torch optimizer to PopTorch's.
 
     Args:
         scheduler: The scheduler, which is bound to the optimizer that `compile` got.
@@ -809,7 +810,7 @@ class SteppedByFigure(Callback):
         """Step the scheduler every `frequency` epochs."""
         if (epoch + 1) % self.frequency:
             return
-        bare = _without_val(self.monitor)  # a validation's metric, under any name of it
+        bare = _without_val(self.monitor)  # val_loss, valid/loss, ... are the same
         name = self.monitor if bare == self.monitor else f"val_{bare}"
         value = logs.get(self.monitor, logs.get(name))
         if value is not None:
@@ -823,7 +824,7 @@ class SteppedByFigure(Callback):
 
     @property
     def scheduler_state(self) -> dict[str, Any]:
-        """The scheduler's state, without what JSON can't hold."""
+        """The scheduler's state, without values that JSON can't hold."""
         plain = (bool, int, float, str, list, type(None))
         state = self.scheduler.state_dict()
         return {name: v for name, v in state.items() if isinstance(v, plain)}

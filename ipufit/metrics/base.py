@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base classes of metrics, and the shapes of what they get.
+"""Base classes of metrics, and functions that fit outputs, targets and weights.
 
 A `Metric` is a function of sums over samples. A training program computes the sums of
 each micro-batch and adds them up on the device, so that the exact value over all
 samples costs a few scalars per call. `evaluate` runs the same functions. A
-`StreamedMetric` is no function of sums: the host computes it from streamed outputs.
+`StreamedMetric` can't be computed from sums: the host computes it from all outputs.
 
 Outputs, targets and weights are reshaped to fit each other. The class axis is the last,
 or the second, as in torch's losses, if class indices fit only that. Only shapes are
@@ -59,10 +59,10 @@ _KERAS = ("update_state", "reset_state", "reset_states")
 
 
 def _refuse_keras_words(kind: type) -> None:
-    """Refuse a metric in Keras's words, of which nothing would be called.
+    """Refuse a class with methods of Keras's metrics, which nothing would call.
 
     Raises:
-        ConfigError: A class has a method of Keras's metrics.
+        ConfigError: The class has a method of Keras's metrics.
     """
     methods = [name for name in _KERAS if name in vars(kind)]
     if methods:
@@ -75,7 +75,7 @@ def _refuse_keras_words(kind: type) -> None:
 
 
 class NamedMetric:
-    """Base of all metrics: the name, and what is known of the outputs.
+    """Base of all metrics: the name, and settings that follow from the loss.
 
     Args:
         name: Key in logs and History; None for the class's name in snake_case.
@@ -91,7 +91,7 @@ class NamedMetric:
     _from_logits: bool | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse Keras's words."""
+        """Refuse a class with methods of Keras's metrics."""
         super().__init_subclass__(**kwargs)
         _refuse_keras_words(cls)
 
@@ -130,11 +130,11 @@ class Metric(NamedMetric, abc.ABC):
         direction: `"max"` or `"min"` if larger or smaller values are better, else None.
             Callbacks that monitor the metric use it.
         has_binary_loss: Whether the loss of the same output is binary, so that each
-            output is a 0 or 1 of its own; None if unknown. It is set in copies of the
-            metric.
+            number of the output is a separate 0 or 1; None if unknown. ipufit sets it
+            in copies of the metric.
         has_probabilities: Whether the outputs are probabilities: they come from a
-            sigmoid or softmax, or their loss takes probabilities. It is set in copies
-            of the metric.
+            sigmoid or softmax, or their loss takes probabilities. ipufit sets it in
+            copies of the metric.
         ignore_index: Class index of targets that don't count; None if all count. If
             it is -100, targets that the loss of the same output ignores are -100, too.
     """
@@ -180,8 +180,8 @@ class StreamedMetric(NamedMetric, abc.ABC):
     Attributes:
         direction: `"max"`, `"min"` or None, as in `Metric`.
         ignore_index: As in `Metric`.
-        has_binary_loss: As in `Metric`; set in the metric itself.
-        has_probabilities: As in `Metric`; set in the metric itself.
+        has_binary_loss: As in `Metric`, but set in the metric itself, not in a copy.
+        has_probabilities: As in `Metric`, but set in the metric itself, not in a copy.
     """
 
     @abc.abstractmethod
@@ -219,7 +219,7 @@ class MeanMetric(Metric):
 
     @abc.abstractmethod
     def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
-        """Return a value for each target, and its weight: NaN for wrong targets."""
+        """Return a value and a weight for each target; NaN weights invalid targets."""
 
     def result(self, sums: Tensor) -> float:
         """Compute the mean; NaN if no target counts."""
@@ -258,7 +258,7 @@ class CollectingMetric(StreamedMetric):
 
     @abc.abstractmethod
     def _rows(self, outputs: Any, targets: Any, weights: Tensor | None) -> Any:
-        """Return a list or tuple of nested tensors, with as many rows each."""
+        """Return a list or tuple of nested tensors with the same number of rows."""
 
     @abc.abstractmethod
     def _figure(self, *rows: Any) -> float:
@@ -295,18 +295,18 @@ class FunctionMetric(Metric):
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the values and their number, both weighted."""
-        target_means = TargetMeans()  # ours ignore none inside
+        target_means = TargetMeans()  # ipufit's own functions ignore targets outside
         with target_means if self._is_users else contextlib.nullcontext():
             values = self.function(outputs, targets)
         if not isinstance(values, Tensor):
             raise DataError(
-                f"Metric {self.name!r} gives {values!r}, which is no tensor. A device "
-                "traces metrics: compute with torch's operations, without .item() or "
-                ".numpy(), or write an ipufit.StreamedMetric."
+                f"Metric {self.name!r} returns {values!r}, which isn't a tensor. A "
+                "device traces metrics: compute with torch's operations, without "
+                ".item() or .numpy(), or write an ipufit.StreamedMetric."
             )
         if values.dim() == 0 and weights is not None:
             raise DataError(
-                f"Metric {self.name!r} gives one value for the whole batch, so its "
+                f"Metric {self.name!r} returns one value for the whole batch, so its "
                 "rows can't be weighted. Let it return one value per sample."
             )
         mean = target_means.origin_of(values)
@@ -334,10 +334,11 @@ _TARGET_WORDS = (
 
 
 def outputs_first(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return a function of outputs and targets, in this order, as torch has it.
+    """Return the function with its arguments in torch's order: outputs, targets.
 
-    Keras has the other order. The names of the two parameters say which is meant: a
-    clear name decides. If no name is clear, or both are of a kind, it is torch's order.
+    Keras has the other order. A name such as `y_true` or `outputs` of a parameter says
+    which order the function has. If neither name is known, or both names are of the
+    same argument, the function is taken to have torch's order.
 
     Example:
         >>> def pinball(y_true, y_pred):
@@ -347,13 +348,16 @@ def outputs_first(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
         tensor(0.9000)
 
     Raises:
-        ConfigError: It is no function.
+        ConfigError: `function` isn't a function.
     """
     if not callable(function):
-        raise ConfigError(f"{shown(function)} is no function of outputs and targets.")
+        raise ConfigError(f"{shown(function)} isn't a function of outputs and targets.")
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # of torch's functions in C++: outputs come first
+    except (
+        TypeError,
+        ValueError,
+    ):  # torch's functions in C++, which have outputs first
         return function
     positional = (
         inspect.Parameter.POSITIONAL_ONLY,
@@ -362,7 +366,7 @@ def outputs_first(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
     names = [parameter.name for parameter in parameters if parameter.kind in positional]
     if len(names) < 2 or _target_rank(names[0]) <= _target_rank(names[1]):
         return function
-    return functools.partial(_with_targets_first, function)
+    return functools.partial(_call_with_targets_first, function)
 
 
 def _target_rank(name: str) -> int:
@@ -373,18 +377,18 @@ def _target_rank(name: str) -> int:
     )
 
 
-def _with_targets_first(function: Any, outputs: Any, targets: Any) -> Any:
+def _call_with_targets_first(function: Any, outputs: Any, targets: Any) -> Any:
     return function(targets, outputs)
 
 
-_MARK_OR_IGNORE = (
+_MARK_OR_IGNORE_ADVICE = (
     "Mark those that don't count by -100, or by ignore_index={0} of "
     "torch.nn.CrossEntropyLoss, or of a metric that has it (ignore_class={0} of "
     "ipufit.metrics.MeanIoU)."
 )
 _MARK = "Mark those that don't count by -100."
 _MORE_CLASSES = "For more than two classes the model must have an output for each."
-_OF_BITS = (
+_BINARY_ADVICE = (
     "If each output has a 0 or 1 of its own, use a binary loss such as 'bce', metric "
     "'binary_accuracy', one such as ipufit.metrics.F1Score(multi_label=True), or masks "
     "with a channel axis, [N, 1, H, W]. If classes are on axis 1, give class indices."
@@ -392,7 +396,7 @@ _OF_BITS = (
 
 
 def refuse_parts(name: str, sums: Tensor) -> None:
-    """Refuse the sums if some targets were neither one-hot nor classes.
+    """Refuse sums that are NaN because targets were neither one-hot nor classes.
 
     Raises:
         DataError: The sums are NaN.
@@ -401,19 +405,21 @@ def refuse_parts(name: str, sums: Tensor) -> None:
         raise DataError(
             f"The metric {name!r} takes targets of the outputs' shape for one-hot, "
             "with classes on the last axis, and others for class indices. Here some "
-            "rows don't sum to 1, some indices are no class of the outputs (from 0), "
+            "rows don't sum to 1, some indices aren't classes of the outputs (from 0), "
             "or some 0s and 1s are other numbers. "
-            f"{_MARK_OR_IGNORE.format(255)} {_OF_BITS}"
+            f"{_MARK_OR_IGNORE_ADVICE.format(255)} {_BINARY_ADVICE}"
         )
 
 
 _naming: ContextVar[str | None] = ContextVar("naming", default=None)
-"""Name of the metric whose targets this thread checks; None to raise no error."""
+"""Name of the metric whose targets are checked in this thread; None for no check."""
 
 
 @contextlib.contextmanager
 def naming_targets(name: str) -> Iterator[None]:
-    """Let a metric's checks of targets, on the host, raise errors with the target.
+    """Raise an error that names the target where a device would compute NaN.
+
+    Inside the context, checks of targets run on the host.
 
     Args:
         name: Name of the metric, for messages.
@@ -439,7 +445,7 @@ def _name_target(targets: Tensor, is_wrong: Tensor, low: int, high: int) -> None
     what, kind, advice = (
         f"the target {value:g}",
         "classes",
-        _MARK_OR_IGNORE.format(f"{value:g}"),
+        _MARK_OR_IGNORE_ADVICE.format(f"{value:g}"),
     )
     if targets.is_floating_point():
         kind, advice = "numbers", f"{_MARK} {_MORE_CLASSES}"
@@ -460,7 +466,7 @@ def _name_row(targets: Tensor, is_wrong: Tensor) -> None:
     has = f"have {strange[0]:g}" if strange else f"sum to {float(row.sum()):g}"
     raise DataError(
         f"The metric {name!r} got targets of the outputs' shape that {has} along the "
-        f"last axis, and takes one-hot rows or probabilities. {_OF_BITS}"
+        f"last axis, and takes one-hot rows or probabilities. {_BINARY_ADVICE}"
     )
 
 
@@ -468,8 +474,8 @@ def mean_sums(values: Tensor, weights: Tensor | None = None, rows: int = 1) -> T
     """Return the sum of values and their number, for a mean.
 
     Args:
-        values: One per sample, position or element, `[rows, ...]`; or a mean over
-            `rows`, 0-d.
+        values: `[rows, ...]`, a value for each sample, position or element; or 0-d, a
+            mean over `rows`.
         weights: `[rows]` or `[rows, ...]`, over the first axes of `values`.
         rows: Number of samples that a 0-d value is the mean of.
 
@@ -485,10 +491,10 @@ def mean_sums(values: Tensor, weights: Tensor | None = None, rows: int = 1) -> T
     values = in_float32(detached(values))
     if values.dim() and weights is not None:
         spread = spread_weights(weights, values)
-        return torch.stack([weighed(values, spread).sum(), spread.sum()])
+        return torch.stack([weighted(values, spread).sum(), spread.sum()])
     if values.dim():
         total, count = values.sum(), values.numel()
-    else:  # PopTorch gives a built-in loss that isn't the final one the shape [1]
+    else:  # PopTorch gives built-in losses the shape [1], except the final loss
         total, count = values.reshape(()).mul(rows), rows
     counts = torch.full_like(total, float(count), device=total.device)
     return torch.stack([total, counts])
@@ -507,25 +513,25 @@ def zeros_like(values: Tensor) -> Tensor:
 
 
 def detached(tensor: Tensor) -> Tensor:
-    """Detach a tensor; a tensor without gradients is returned itself."""
+    """Detach a tensor; return a tensor without gradients as it is."""
     return tensor.detach() if tensor.requires_grad else tensor
 
 
 def in_float32(tensor: Tensor) -> Tensor:
-    """Cast to float32; a float32 tensor is returned itself."""
+    """Cast a tensor to float32; return a float32 tensor as it is."""
     return tensor if tensor.dtype == torch.float32 else tensor.to(torch.float32)
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """Flatten a tensor; a 1-d tensor is returned itself."""
+    """Flatten a tensor; return a 1-d tensor as it is."""
     return tensor if tensor.dim() == 1 else tensor.reshape(-1)
 
 
-def weighed(values: Tensor, weights: Tensor) -> Tensor:
+def weighted(values: Tensor, weights: Tensor) -> Tensor:
     """Multiply values by weights of the same shape; weight 0 gives 0, even for NaN.
 
     Example:
-        >>> weighed(torch.tensor([3.0, float("nan")]), torch.tensor([2.0, 0.0]))
+        >>> weighted(torch.tensor([3.0, float("nan")]), torch.tensor([2.0, 0.0]))
         tensor([6., 0.])
     """
     return torch.where(weights.eq(0), zeros_like(values), values.mul(weights))
@@ -573,7 +579,7 @@ def _expands(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 
 
 def unfit_weights(weights: Tensor, values: Tensor) -> DataError:
-    """Return the error for weights that don't fit values."""
+    """Build the error for weights that don't fit values."""
     return DataError(
         f"Sample weights of shape {tuple(weights.shape)} don't fit values of shape "
         f"{tuple(values.shape)}: give one weight per sample, or one per position, with "
@@ -594,10 +600,11 @@ def rows_of(values: Any) -> int:
 
 
 def checked_flag(setting: str, value: Any) -> Any:
-    """Return a setting that is True, False or None.
+    """Return a setting, which must be True, False or None.
 
     Raises:
-        ConfigError: It is something else, such as the name that Keras has first.
+        ConfigError: The setting is something else, such as a metric's name: it is the
+            first argument in Keras.
 
     Example:
         >>> checked_flag("from_logits", True)
@@ -630,11 +637,11 @@ def score_above(threshold: float, from_logits: bool) -> float:
 # Shapes -----------------------------------------------------------------------------
 
 IGNORED_INDEX = -100
-"""The class index that doesn't count, as in torch's losses."""
+"""The class index of targets that are ignored, as in torch's losses."""
 
 
 FRACTION = -(2**30)
-"""Stands for a class index that is no whole number."""
+"""Replaces a class index that isn't a whole number."""
 
 
 class Elements(NamedTuple):
@@ -650,8 +657,8 @@ class Classified(NamedTuple):
 
     Attributes:
         scores: `[..., C]`, float32.
-        labels: `[...]`, integers; no index of a class where the weight is 0 or NaN.
-        weights: `[...]`, float32; 0 if the target is ignored, NaN if it is wrong.
+        labels: `[...]`, integers; may be out of range where the weight is 0 or NaN.
+        weights: `[...]`, float32; 0 if the target is ignored, NaN if it is invalid.
     """
 
     scores: Tensor
@@ -676,7 +683,7 @@ def is_binary(outputs: Tensor) -> bool:
 def is_of_bits(
     outputs: Tensor, targets: Tensor, *, has_binary_loss: bool | None
 ) -> bool:
-    """Return whether each output is a problem of its own, with a target of 0 or 1.
+    """Return whether each output is a separate binary problem, with a target 0 or 1.
 
     Args:
         outputs: Outputs of the model.
@@ -695,7 +702,7 @@ def is_of_bits(
         return bool(has_binary_loss or not _class_axes(outputs, targets))
     if is_binary(outputs):
         return has_binary_loss is not False or not _has_one_position(outputs)
-    # [N, 1, L] with targets of that shape may also be sequences of one step.
+    # [N, 1, L] with targets of the same shape may also be sequences of one step.
     is_channel = outputs.dim() > 2 and outputs.shape[1] == 1
     has_channel = is_channel and (outputs.dim() > 3 or targets.shape != outputs.shape)
     return has_channel if has_binary_loss is None else has_binary_loss
@@ -758,7 +765,7 @@ def bits(
         outputs: Outputs of the model.
         targets: Numbers from `lowest` to 1.
         weights: `[rows]` or `[rows, ...]`; None weights all alike.
-        lowest: -1 for targets -1 and 1; or 0.
+        lowest: -1 if targets may be -1 and 1, else 0.
         ignored: Targets that don't count.
 
     Example:
@@ -773,12 +780,13 @@ def bits(
 def labels_last(
     values: Tensor, *, has_labels: bool | None, is_set: bool = False
 ) -> Tensor:
-    """Reshape values of 0s and 1s to `[..., labels]`, with one label if there are none.
+    """Reshape values of 0s and 1s to `[..., labels]`; without labels to `[..., 1]`.
 
     Args:
         values: `[N, labels]`, or with `has_labels` images `[N, labels, ..., W]`.
         has_labels: Whether the loss, or a setting, makes each output a 0 or 1.
-        is_set: Whether a setting does: sequences `[N, T, labels]` have labels, too.
+        is_set: Whether a setting does so; then sequences `[N, T, labels]` have labels,
+            too.
 
     Example:
         >>> labels_last(torch.zeros(2, 3, 8, 8), has_labels=True).shape
@@ -833,11 +841,11 @@ def classified(
 
 
 def counted(targets: Tensor, ignored: Sequence[int], weights: Tensor | None) -> Tensor:
-    """Return the weights of targets, 0 for those that are ignored.
+    """Return the weights of targets, 0 for ignored targets.
 
     Args:
         targets: Class indices, or numbers.
-        ignored: Targets that don't count.
+        ignored: Values of ignored targets.
         weights: `[rows]` or `[rows, ...]`; None to weight all alike.
 
     Returns:
@@ -854,9 +862,9 @@ def counted(targets: Tensor, ignored: Sequence[int], weights: Tensor | None) -> 
 
 
 def within(targets: Tensor, low: int, high: int, weights: Tensor) -> Tensor:
-    """Return weights, NaN for targets outside of the range.
+    """Replace the weights of targets outside of the range by NaN.
 
-    A program can't raise an error: `Metric.result` does.
+    A compiled program can't raise an error; `Metric.result` raises it for NaN.
 
     Example:
         >>> within(torch.tensor([0, 3, 9]), 0, 2, torch.tensor([1.0, 1.0, 0.0]))
@@ -869,10 +877,10 @@ def within(targets: Tensor, low: int, high: int, weights: Tensor) -> Tensor:
 
 
 def whole_rows(targets: Tensor, weights: Tensor) -> Tensor:
-    """Return the weights of one-hot targets, NaN for those that are none.
+    """Replace the weights of targets that aren't one-hot or probabilities by NaN.
 
-    They are probabilities: numbers from 0 that sum to 1. A program can't raise an
-    error: `Metric.result` does.
+    Probabilities are numbers from 0 that sum to 1. A compiled program can't raise an
+    error; `Metric.result` raises it for NaN.
 
     Example:
         >>> whole_rows(torch.tensor([[0.0, 1.0], [2.0, -1.0]]), torch.ones(2))
@@ -886,7 +894,7 @@ def whole_rows(targets: Tensor, weights: Tensor) -> Tensor:
 
 
 def has_class_axis(outputs: Tensor, targets: Tensor) -> bool:
-    """Return whether targets are one-hot or probabilities, and not class indices.
+    """Return whether targets are one-hot or probabilities, not class indices.
 
     Example:
         >>> has_class_axis(torch.zeros(4, 3), torch.zeros(4, 3))
@@ -929,14 +937,14 @@ def _class_axes(outputs: Tensor, targets: Tensor) -> list[int]:
         axis
         for axis in ((1, last) if last > 1 else (last,))
         if axis and outputs.shape[axis] > 1
-        if is_like(targets.shape, _without(outputs, axis))
+        if is_like(targets.shape, _shape_without_axis(outputs, axis))
     ]
     shape = targets.shape
-    same = [a for a in like if _without(outputs, a) in (shape, shape[:-1])]
+    same = [a for a in like if _shape_without_axis(outputs, a) in (shape, shape[:-1])]
     return same or like
 
 
-def _without(outputs: Tensor, axis: int) -> torch.Size:
+def _shape_without_axis(outputs: Tensor, axis: int) -> torch.Size:
     """Return the outputs' shape without an axis."""
     return outputs.shape[:axis] + outputs.shape[axis + 1 :]
 
@@ -959,9 +967,9 @@ def class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
     axes = _class_axes(outputs, targets)
     if not axes:
         raise DataError(
-            f"Targets of shape {tuple(targets.shape)} are no class indices for outputs "
-            f"of shape {tuple(outputs.shape)}: with classes on the last axis they "
-            f"would have shape {tuple(outputs.shape[:-1])}."
+            f"Targets of shape {tuple(targets.shape)} can't be class indices for "
+            f"outputs of shape {tuple(outputs.shape)}: with classes on the last axis "
+            f"they would have shape {tuple(outputs.shape[:-1])}."
         )
     if len(axes) > 1:
         positions = (-1, *outputs.shape[1:-1], 1)
@@ -971,13 +979,13 @@ def class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
             "give them and their targets another axis of size 1. For classes on the "
             f"last it is outputs.unsqueeze(-2) and targets.reshape{positions}."
         )
-    # A number of 8 bits equals others: -100 is 156.
+    # In 8 bits, different numbers are equal: -100 is 156.
     is_wide = targets.dtype in (torch.int32, torch.int64)
     indices = targets if is_wide else targets.to(torch.int32)
     if targets.is_floating_point():
         are_whole = indices.to(torch.float32).eq(in_float32(targets))
         indices = torch.where(are_whole, indices, zeros_like(indices).add(FRACTION))
-    wanted = _without(outputs, axes[0])
+    wanted = _shape_without_axis(outputs, axes[0])
     return indices if indices.shape == wanted else indices.reshape(wanted)
 
 
@@ -1024,16 +1032,16 @@ def total_marked(marks: Tensor, weights: Tensor) -> Tensor:
         >>> total_marked(torch.eye(2).bool(), torch.tensor([[2.0], [3.0]]))
         tensor([2., 3.])
     """
-    values = weighed(marks.to(torch.float32), weights.expand(marks.shape))
+    values = weighted(marks.to(torch.float32), weights.expand(marks.shape))
     return values.reshape(-1, marks.shape[-1]).sum(dim=0)
 
 
 def call_by_rows(function: Callable[..., Any], *values: Any) -> Any:
-    """Call a function of samples whose tensors meet sample by sample, as in Keras.
+    """Call a function so that tensors are aligned by sample, as in Keras.
 
     torch aligns the last axes: `outputs - targets` of `[N, 1]` and `[N]` are N x N
-    differences. Inside the function such operations on elements give `[N, 1]`. Axes
-    that the function itself removes or adds stay as it wants them.
+    differences. Inside the function such elementwise operations return `[N, 1]`. Axes
+    that the function removes or adds itself aren't changed.
 
     Args:
         function: A loss or metric.
@@ -1041,26 +1049,27 @@ def call_by_rows(function: Callable[..., Any], *values: Any) -> Any:
             sample.
 
     Raises:
-        DataError: Samples would meet other samples, or a loss function of torch gets
-            outputs and targets that differ in more than axes of size 1.
+        DataError: Values of different samples would be combined, or a loss function of
+            torch gets outputs and targets that differ in more than axes of size 1.
 
     Example:
         >>> call_by_rows(torch.sub, torch.ones(3, 1), torch.ones(3)).shape
         torch.Size([3, 1])
     """
-    owner = getattr(function, "__self__", function)  # of a method
+    owner = getattr(function, "__self__", function)  # the object of a method
     owner = getattr(owner, "function", owner)
-    if str(getattr(owner, "__module__", "")).startswith("ipufit."):  # it does so itself
+    # ipufit's functions align by sample themselves.
+    if str(getattr(owner, "__module__", "")).startswith("ipufit."):
         return function(*values)
-    origins = _tensors_of(values)
+    origins = _list_tensors(values)
     if len({tensor.shape for tensor, _ in origins}) < 2:
         return function(*values)
     with RowByRow(origins):
         return function(*values)
 
 
-def _tensors_of(values: Sequence[Any]) -> list[tuple[Tensor, int]]:
-    """List the tensors with axes in nested values, each with a bit for its value."""
+def _list_tensors(values: Sequence[Any]) -> list[tuple[Tensor, int]]:
+    """List the tensors with axes in values, each with a bit that marks the value."""
     return [
         (leaf, 1 << position)
         for position, value in enumerate(values)
@@ -1069,27 +1078,26 @@ def _tensors_of(values: Sequence[Any]) -> list[tuple[Tensor, int]]:
     ]
 
 
-def _fit_by_chance(shape: torch.Size, other: torch.Size) -> bool:
-    """Return whether torch can align two shapes of as many samples at the last axis."""
+def _align_at_last_axis(shape: torch.Size, other: torch.Size) -> bool:
+    """Return whether torch would align two shapes of equal first axes at the last."""
     return shape[0] == other[0] > 1 and all(
         a == b or 1 in (a, b) for a, b in zip(reversed(shape), reversed(other))
     )
 
 
 class RowByRow(TorchFunctionMode):
-    """Gives tensors of samples one shape in operations on elements.
+    """Reshapes the arguments of elementwise operations so that samples are aligned.
 
-    It knows the arguments of the function, tensors of the same shape that are computed
-    from them, and columns such as `outputs[:, :1]`. An axis that is added on purpose
-    makes another shape.
+    It tracks the arguments of the function, tensors of the same shape that are computed
+    from these arguments, and columns such as `outputs[:, :1]`. A tensor to which the
+    function adds an axis isn't tracked.
 
     Args:
         origins: Tensors that the function gets, each with a bit for the argument that
             contains it.
 
     Attributes:
-        depth: Number of the model's parts that are running, in which all is as in
-            torch.
+        depth: Number of modules that are running; inside modules nothing is reshaped.
     """
 
     def __init__(self, origins: list[tuple[Tensor, int]]) -> None:
@@ -1101,21 +1109,21 @@ class RowByRow(TorchFunctionMode):
     @classmethod
     @contextlib.contextmanager
     def in_step(cls, module: torch.nn.Module, batch: Any) -> Iterator[None]:
-        """Let the outputs of modules that a step calls meet the parts of its batch."""
+        """Align outputs of modules that a step calls with the parts of its batch."""
         parts = batch if isinstance(batch, tuple) else (batch,)
-        rows = cls(_tensors_of([None, *parts]))
-        of_inputs = 1 << 1  # the second in that list, after the outputs to come
+        rows = cls(_list_tensors([None, *parts]))
+        of_inputs = 1 << 1  # the second bit; the first marks outputs
 
         def begin(part: torch.nn.Module, inputs: Any, by_name: Any) -> None:
             values = (*inputs, *by_name.values())
             known = [value for value in values if id(value) in rows._known]
             if rows.depth or all(rows._bits(value) == of_inputs for value in known):
-                rows.depth += 1  # else it gets outputs or targets, as a loss does
+                rows.depth += 1  # a module that gets outputs or targets is a loss
 
         def end(part: torch.nn.Module, inputs: Any, outputs: Any) -> None:
             rows.depth = max(rows.depth - 1, 0)
             if not rows.depth:
-                made = _tensors_of([outputs])
+                made = _list_tensors([outputs])
                 rows._known.update({id(tensor): (tensor, bit) for tensor, bit in made})
 
         hooks = []
@@ -1137,13 +1145,13 @@ class RowByRow(TorchFunctionMode):
         if self.depth:
             return func(*args, **kwargs)
         known = [v for v in (*args, *kwargs.values()) if id(v) in self._known]
-        if len({tensor.shape for tensor in known}) > 1 and _is_of_elements(name):
+        if len({tensor.shape for tensor in known}) > 1 and _is_elementwise(name):
             like = max(known, key=Tensor.dim)
             args = [self._aligned(name, at, v, like) for at, v in enumerate(args)]
             kwargs = {at: self._aligned(name, at, v, like) for at, v in kwargs.items()}
         results = func(*args, **kwargs)
         for result in results if isinstance(results, (tuple, list)) else (results,):
-            if isinstance(result, Tensor) and _is_of_samples(name, result, known):
+            if isinstance(result, Tensor) and _keeps_samples(name, result, known):
                 bits = functools.reduce(operator.or_, map(self._bits, known))
                 self._known[id(result)] = result, bits
         return results
@@ -1161,7 +1169,9 @@ class RowByRow(TorchFunctionMode):
             return value.reshape(like.shape)
         is_pair = name in _LOSSES_OF_ELEMENTS and argument in (0, 1, "input", "target")
         is_strict = is_pair and self._arguments.issuperset((id(value), id(like)))
-        is_wrong = value.dim() < like.dim() and _fit_by_chance(value.shape, like.shape)
+        is_wrong = value.dim() < like.dim() and _align_at_last_axis(
+            value.shape, like.shape
+        )
         if is_strict or (is_wrong and name != "gaussian_nll_loss"):
             raise DataError(
                 f"{name}() gets outputs and targets of shapes {tuple(like.shape)} and "
@@ -1171,14 +1181,14 @@ class RowByRow(TorchFunctionMode):
         return value
 
 
-def _is_of_samples(name: str, result: Tensor, known: list[Tensor]) -> bool:
+def _keeps_samples(name: str, result: Tensor, known: list[Tensor]) -> bool:
     if known and name in _SELECTING and result.dim() == known[0].dim():
         return result.shape[:1] == known[0].shape[:1]
     return any(result.shape == tensor.shape for tensor in known)
 
 
 _SELECTING = frozenset({"__getitem__", "chunk", "narrow", "split", "tensor_split"})
-"""Functions of one tensor that may give columns of it, for all rows."""
+"""Functions of one tensor that may return some of its columns, for all rows."""
 _LOSSES_OF_ELEMENTS = frozenset(
     """
     binary_cross_entropy binary_cross_entropy_with_logits hinge_embedding_loss
@@ -1194,11 +1204,11 @@ _OF_ELEMENTS = _LOSSES_OF_ELEMENTS.union(
     special_xlogy subtract
     """.split()  # noqa: SIM905
 )
-"""Functions that torch's table doesn't list as pointwise."""
+"""Elementwise functions that torch's table doesn't list as pointwise."""
 
 
 @functools.lru_cache(maxsize=None)
-def _is_of_elements(name: str) -> bool:
+def _is_elementwise(name: str) -> bool:
     """Return whether a function of torch works element by element."""
     if name.startswith("__"):  # __rsub__, __and__
         name = name.strip("_")
@@ -1216,20 +1226,20 @@ def _check_tensors(**values: Any) -> None:
     for kind, value in values.items():
         if value is None:
             raise DataError(
-                f"There are no {kind}, and the metric needs them. Leave it out, as by "
-                "None in a list of metrics, or give some."
+                f"There are no {kind}, and the metric needs them. Pass {kind}, or drop "
+                "the metric (None in a list of metrics)."
             )
         if not isinstance(value, Tensor):
             raise DataError(
                 f"The {kind} are of type {type(value).__name__}, not one tensor. If "
-                "the model has several outputs, say which each metric is of: "
+                "the model has several outputs, name the output of each metric: "
                 "metrics={output: [...]}. For parts of an output pass a function, "
                 "such as lambda outputs, targets: (outputs[0] - targets[0]).abs()."
             )
 
 
 def is_like(shape: torch.Size, other: torch.Size) -> bool:
-    """Return whether two shapes differ in axes of size 1 only, after that of samples.
+    """Return whether two shapes differ, after the first axis, in axes of size 1 only.
 
     Example:
         >>> is_like(torch.Size([4, 1]), torch.Size([4]))

@@ -54,7 +54,9 @@ class _Share(MeanMetric):
         pair = [is_right.to(torch.float32).mul(counts), counts]
         return torch.stack(pair).sum(dim=1)
 
-    def _best(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
+    def _highest_is_target(
+        self, outputs: Tensor, targets: Tensor, weights: Weights
+    ) -> Weighted:
         """Return whether each sample's highest score belongs to its target class."""
         scores, labels, counts = classified(outputs, targets, weights)
         return scores.argmax(dim=-1).eq(labels), counts
@@ -65,8 +67,8 @@ class BinaryAccuracy(_Share):
 
     Args:
         threshold: The probability above which a 1 is predicted.
-        from_logits: Whether outputs are logits; else they are probabilities. None for
-            what the model's trace and its loss say; logits if they don't.
+        from_logits: Whether outputs are logits; else they are probabilities. None to
+            decide by the model's trace and its loss; logits if both leave it open.
         name: Key in logs.
 
     Example:
@@ -107,7 +109,7 @@ class CategoricalAccuracy(_Share):
     _default_name = "categorical_accuracy"
 
     def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
-        return self._best(*dense_targets(outputs, targets), weights)
+        return self._highest_is_target(*dense_targets(outputs, targets), weights)
 
 
 class SparseCategoricalAccuracy(_Share):
@@ -127,7 +129,9 @@ class SparseCategoricalAccuracy(_Share):
     _default_name = "sparse_categorical_accuracy"
 
     def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
-        return self._best(outputs, class_indices(outputs, targets), weights)
+        return self._highest_is_target(
+            outputs, class_indices(outputs, targets), weights
+        )
 
 
 class Accuracy(BinaryAccuracy):
@@ -157,7 +161,7 @@ class Accuracy(BinaryAccuracy):
     def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
         if is_of_bits(outputs, targets, has_binary_loss=self.has_binary_loss):
             return super()._values(outputs, targets, weights)
-        return self._best(outputs, targets, weights)
+        return self._highest_is_target(outputs, targets, weights)
 
 
 class TopKAccuracy(_Share):
@@ -283,8 +287,8 @@ class Hinge(MeanMetric):
 class CategoricalHinge(MeanMetric):
     """The mean of `max(0, 1 + highest other score - score of the target's class)`.
 
-    It is Crammer and Singer's, as in scikit-learn. Keras takes 0 for the highest other
-    score if all other scores are negative.
+    This is the loss of Crammer and Singer, as in scikit-learn. Keras takes 0 for the
+    highest other score if all other scores are negative.
 
     Args:
         name: Key in logs.

@@ -152,7 +152,7 @@ class ConfusionMetric(Metric):
 
 
 def both_classes(counts: Counts, *, has_labels: bool | None) -> Counts:
-    """Return counts of classes by label, `[classes, labels]`, 0s and 1s if binary.
+    """Return counts `[classes, labels]`; a binary problem has the classes 0 and 1.
 
     Example:
         >>> counts = Counts(*torch.tensor([[1.0], [2.0], [3.0], [9.0]]))
@@ -278,7 +278,7 @@ class ClassScore(ConfusionMetric):
         if self._class_id is not None and self._class_id >= num_classes:
             raise DataError(
                 f"{type(self).__name__}(class_id={self._class_id}) got outputs of "
-                f"shape {tuple(shape)}: of {num_classes} classes."
+                f"shape {tuple(shape)}: scores of {num_classes} classes."
             )
 
     def _figure(self, counts: Counts) -> float:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Correlations of outputs and targets, over all samples.
 
-With several numbers per sample, each has a value of its own; the metric is their mean.
+With several numbers per sample, the metric is the mean of the values of each number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .base import (
     elements,
     is_binary,
     one_hot,
-    weighed,
+    weighted,
     zeros_like,
 )
 from .streamed import kept
@@ -32,24 +32,24 @@ __all__ = [
 # Sums of numbers and of their products, exact enough for variances at any scale. If
 # numbers are far from 0, a variance is the small difference of large sums. So the
 # numbers of each batch are centered around the sum of two values of few digits, whose
-# products are exact: the second tells numbers apart that differ in their last digits.
-# Each sum is split into limbs: multiples of fixed powers of 2. They have so few digits
-# that adding batches in float32 on a device rounds nothing. A power of 2 brings the
-# numbers of a batch near 1 first, so that no square overflows or vanishes, and each
+# products are exact. The second value is for numbers that differ only in the last
+# digits. Each sum is split into limbs: multiples of fixed powers of 2. They have so few
+# digits that adding batches in float32 on a device rounds nothing. A power of 2 brings
+# the numbers of a batch near 1 first, so that no square overflows or vanishes, and each
 # power has limbs of its own.
 
 POWERS = (64, 0, -64)
 """Numbers up to 2**-32, up to 2**32 and above are multiplied by 2 to these powers."""
 UNITS = tuple(2.0**exponent for exponent in range(84, -121, -12))
-"""The limbs of a sum are multiples of these."""
+"""The limbs of a sum are multiples of these numbers."""
 
 
 class Centered(NamedTuple):
     """Numbers of a batch as centers and the differences from them, all scaled.
 
     Attributes:
-        centers: Two of `[K]`, together near the means, each with so few digits that
-            products are exact.
+        centers: Two tensors `[K]`, whose sum is near the means, each with so few digits
+            that products are exact.
         away: `[N, K]`: the numbers minus their centers.
         place: `[K]`: the index in `POWERS` of the power that scaled them.
     """
@@ -79,7 +79,7 @@ def centered(values: Tensor, weights: Tensor) -> Centered:
     place = 1 - is_small.to(torch.int32) + is_large.to(torch.int32)
     values, sizes = values * factor, weights.abs()
     total = sizes.sum(dim=0).clamp(min=1e-30)
-    mean = weighed(values, sizes).sum(dim=0) / total
+    mean = weighted(values, sizes).sum(dim=0) / total
     near = _few_digits(mean)
     centers = near, _few_digits(mean - near)
     return Centered(centers, values - centers[0] - centers[1], place)
@@ -93,7 +93,7 @@ def sum_limbs(x: Centered, weights: Tensor) -> Tensor:
         weights: `[N, K]`.
 
     Returns:
-        `[3 * len(UNITS), K]`: the limbs stand in the rows of their power, others are 0.
+        `[3 * len(UNITS), K]`: the limbs, in the rows of their power; other rows are 0.
 
     Example:
         >>> weights = torch.ones(2, 1)
@@ -102,7 +102,7 @@ def sum_limbs(x: Centered, weights: Tensor) -> Tensor:
         tensor(2004.)
     """
     terms = _exact(weights.sum(dim=0), x.centers)
-    return _limbs([*terms, weighed(x.away, weights).sum(dim=0)], x.place, 3)
+    return _limbs([*terms, weighted(x.away, weights).sum(dim=0)], x.place, 3)
 
 
 def product_limbs(x: Centered, y: Centered, weights: Tensor) -> Tensor:
@@ -114,8 +114,7 @@ def product_limbs(x: Centered, y: Centered, weights: Tensor) -> Tensor:
         weights: `[N, K]`.
 
     Returns:
-        `[5 * len(UNITS), K]`: the limbs stand in the rows of the product of both
-        powers.
+        `[5 * len(UNITS), K]`: the limbs, in the rows of the product of both powers.
 
     Example:
         >>> weights = torch.ones(2, 1)
@@ -126,9 +125,9 @@ def product_limbs(x: Centered, y: Centered, weights: Tensor) -> Tensor:
     products = [a * b for a in x.centers for b in y.centers]
     terms = [
         *_exact(weights.sum(dim=0), products),
-        *_exact(weighed(y.away, weights).sum(dim=0), x.centers),
-        *_exact(weighed(x.away, weights).sum(dim=0), y.centers),
-        weighed(x.away * y.away, weights).sum(dim=0),
+        *_exact(weighted(y.away, weights).sum(dim=0), x.centers),
+        *_exact(weighted(x.away, weights).sum(dim=0), y.centers),
+        weighted(x.away * y.away, weights).sum(dim=0),
     ]
     return _limbs(terms, x.place + y.place, 5)
 
@@ -137,8 +136,8 @@ def comoment(x: Tensor, y: Tensor, products: Tensor, count: Tensor) -> Tensor:
     """Return the sum of products of two variables' differences from their means.
 
     Args:
-        x: The sum of one variable, float64 as all arguments.
-        y: The sum of another variable, or the same.
+        x: The sum of one variable, float64 like all arguments.
+        y: The sum of the other variable, which may be the same.
         products: The sum of their products.
         count: The sum of the weights.
 
@@ -184,7 +183,7 @@ def _few_digits(values: Tensor) -> Tensor:
 
 
 class _VarianceShare(Metric):
-    """Base of metrics of the errors' size beside the variance of the targets.
+    """Base of metrics that divide errors by the variance of the targets.
 
     Args:
         name: Key in logs.
@@ -221,7 +220,7 @@ class R2Score(_VarianceShare):
     def result(self, sums: Tensor) -> float:
         """Average over outputs; constant targets score 1 if predicted exactly, or 0.
 
-        It is NaN of fewer than two samples.
+        The value is NaN for fewer than two samples.
         """
         rows, count, (y, _), (yy, errors) = _unpacked(sums, 2, 2)
         count = count.masked_fill(rows.lt(2), float("nan"))
@@ -281,7 +280,7 @@ class PearsonCorrelation(Metric):
         """Average over outputs; NaN if outputs or targets are constant."""
         _, count, (x, y), (xx, yy, xy) = _unpacked(sums, 2, 3)
         spread = comoment(x, x, xx, count) * comoment(y, y, yy, count)
-        # Not `comoment`: beside the spreads a small covariance is small, not noise.
+        # Not `comoment`, which would round a small covariance to 0.
         values = (xy - x * y / count) / torch.sqrt(spread)
         values = values.clamp(-1.0, 1.0).masked_fill(spread.eq(0), float("nan"))
         return float(values.mean())
@@ -316,7 +315,7 @@ class SpearmanCorrelation(CollectingMetric):
 
 
 def _rank_correlation(x: Tensor, y: Tensor, is_kept: Tensor) -> float:
-    """Correlate the ranks of numbers that are kept."""
+    """Correlate the ranks of the numbers that `is_kept` selects."""
     pairs = torch.stack([x, y])[:, is_kept]
     if bool(pairs.isnan().any()):
         return float("nan")
@@ -334,7 +333,7 @@ def _columns(
         part.detach().reshape(-1, size) for part in elements(outputs, targets, weights)
     )
     marks = counts.ne(0).to(torch.float32)
-    return weighed(predicted, marks), weighed(actual, marks), counts
+    return weighted(predicted, marks), weighted(actual, marks), counts
 
 
 def _packed(counts: Tensor, *limbs: Tensor) -> Tensor:
@@ -360,7 +359,7 @@ def _unpacked(
 
 
 def _total(limbs: Tensor) -> Tensor:
-    """Add limbs `[places, L, K]` up, and undo their scaling."""
+    """Sum limbs `[places, L, K]`, and undo their scaling."""
     middle, step = len(limbs) // 2, POWERS[0] - POWERS[1]
     powers = [2.0 ** (step * (place - middle)) for place in range(len(limbs))]
     return torch.tensor(powers, dtype=torch.float64) @ limbs.sum(dim=1)

@@ -43,7 +43,7 @@ AnyMetric = Union[Metric, StreamedMetric]
 """A metric of either kind."""
 
 MetricLike = Union[str, Metric, StreamedMetric, Callable[[Any, Any], Tensor]]
-"""A name, a metric, an object of torchmetrics or a collection of such, or
+"""A name, a metric, a metric or collection of torchmetrics, or
 `function(outputs, targets)`."""
 
 _METRICS: dict[str, Callable[..., Any]] = {
@@ -95,7 +95,7 @@ _METRICS: dict[str, Callable[..., Any]] = {
     "true_negatives": confusion.TrueNegatives,
     "true_positives": confusion.TruePositives,
 }
-"""Names to a class; or to a function of outputs and targets, whose mean is an error."""
+"""Classes by name; or functions of outputs and targets whose mean is the metric."""
 
 
 def _key(name: str) -> str:
@@ -151,7 +151,7 @@ def resolve_metric(item: Any) -> AnyMetric:
     if is_torch_metric(item):
         return TorchMetric(item)
     if callable(item):
-        return _of_function(item)
+        return _function_metric(item)
     raise ConfigError(
         f"metrics contains {shown(item)}: use names ({', '.join(metric_names())}), "
         "metrics of ipufit or torchmetrics, or functions of outputs and targets."
@@ -170,7 +170,7 @@ def resolve_metrics(
 
     Raises:
         UnknownNameError: A name is unknown.
-        ConfigError: An item is no metric, or a streamed metric is there twice.
+        ConfigError: An item isn't a metric, or a streamed metric occurs twice.
 
     Example:
         >>> list(resolve_metrics(["accuracy", "mae", "mae"]))
@@ -250,12 +250,12 @@ def _instance(kind: type) -> AnyMetric:
                 f"without settings: {error}"
             ) from error
     raise ConfigError(
-        f"metrics contains the class {kind.__name__}: give an object, "
+        f"metrics contains the class {kind.__name__}: pass an object, "
         f"{kind.__name__}(...)."
     )
 
 
-def _of_function(function: Callable[[Any, Any], Tensor]) -> FunctionMetric:
+def _function_metric(function: Callable[[Any, Any], Tensor]) -> FunctionMetric:
     named: Any = function
     while isinstance(named, functools.partial):
         named = named.func

@@ -2,9 +2,9 @@
 """Cross-entropies and other distances of distributions.
 
 Outputs are logits, as torch's losses take them, unless `from_logits` is False. torch's
-loss functions aren't called: PopTorch would take them for a second loss, which costs
-operators to undo. The functions return one value per sample, position or output. The
-classes are means of these values.
+loss functions aren't called: PopTorch would take a call for a second loss. The
+functions return one value per sample, position or output. The classes are means of
+these values.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 EPSILON = 1e-7
-"""Probabilities are clipped to the range from this to 1 minus this, as in Keras."""
+"""Probabilities are clipped to the range [EPSILON, 1 - EPSILON], as in Keras."""
 
 
 def binary_crossentropy(
@@ -174,7 +174,9 @@ class BinaryCrossentropy(_LogLoss):
 
     def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
         takes_logits = self._takes_logits
-        return _of_bits(outputs, targets, weights, takes_logits, IGNORED_INDEX)
+        return _binary_crossentropy_and_weights(
+            outputs, targets, weights, takes_logits, IGNORED_INDEX
+        )
 
 
 class CategoricalCrossentropy(_LogLoss):
@@ -193,7 +195,7 @@ class CategoricalCrossentropy(_LogLoss):
 
     def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
         values = categorical_crossentropy(outputs, targets, self._takes_logits)
-        return values, _weights_of_shares(values, outputs, targets, weights)
+        return values, _weights_of_probabilities(values, outputs, targets, weights)
 
 
 class KLDivergence(_LogLoss):
@@ -213,7 +215,7 @@ class KLDivergence(_LogLoss):
 
     def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
         values = kl_divergence(outputs, targets, self._takes_logits)
-        return values, _weights_of_shares(values, outputs, targets, weights)
+        return values, _weights_of_probabilities(values, outputs, targets, weights)
 
 
 class NegativeLogLikelihood(MeanMetric):
@@ -300,10 +302,12 @@ class CrossEntropy(SparseCategoricalCrossentropy):
     def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
         takes_logits = self._takes_logits
         if is_of_bits(outputs, targets, has_binary_loss=self.has_binary_loss):
-            return _of_bits(outputs, targets, weights, takes_logits, self.ignore_index)
+            return _binary_crossentropy_and_weights(
+                outputs, targets, weights, takes_logits, self.ignore_index
+            )
         if has_class_axis(outputs, targets):
             values = categorical_crossentropy(outputs, targets, takes_logits)
-            return values, _weights_of_shares(values, outputs, targets, weights)
+            return values, _weights_of_probabilities(values, outputs, targets, weights)
         return super()._values(outputs, targets, weights)
 
 
@@ -358,11 +362,11 @@ def _log_probabilities(scores: Tensor, from_logits: bool) -> Tensor:
 
 
 def _times(probabilities: Tensor, logs: Tensor) -> Tensor:
-    """Multiply; probability 0 gives 0, even if the logarithm is infinite."""
+    """Multiply elementwise; probability 0 gives 0, even for infinite logarithms."""
     return (probabilities * logs).masked_fill(probabilities.eq(0.0), 0.0)
 
 
-def _of_bits(
+def _binary_crossentropy_and_weights(
     outputs: Tensor,
     targets: Tensor,
     weights: Weights,
@@ -374,9 +378,9 @@ def _of_bits(
     return binary_crossentropy(outputs, targets, takes_logits), counts
 
 
-def _weights_of_shares(
+def _weights_of_probabilities(
     values: Tensor, outputs: Tensor, targets: Tensor, weights: Weights
 ) -> Tensor:
-    """Return the weight of each row of probabilities, NaN for those that are none."""
+    """Return the weight of each row of targets, NaN for rows that don't sum to 1."""
     dense = dense_targets(outputs, targets)[1]
     return whole_rows(dense, weights_like(values, weights))

@@ -92,7 +92,7 @@ class AUC(Metric):
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the weight of the 1s above each threshold, then that of the 0s."""
-        parts = _by_label(self, outputs, targets, weights)
+        parts = _split_labels(self, outputs, targets, weights)
         scores, truths, counts = (part.unsqueeze(-1) for part in parts)
         if self._takes_logits:
             scores = torch.sigmoid(scores)
@@ -135,10 +135,10 @@ class _Ranked(CollectingMetric):
 
     def _rows(self, outputs: Any, targets: Any, weights: Tensor | None) -> list[Tensor]:
         with naming_targets(self.name):
-            return _by_label(self, outputs, targets, weights)
+            return _split_labels(self, outputs, targets, weights)
 
     def _figure(self, *rows: Tensor) -> float:
-        """Compute the area; NaN if scores are."""
+        """Compute the area; NaN if scores are NaN."""
         points = [_points(*label) for label in zip(*(part.unbind(1) for part in rows))]
         areas = [self._area(tp, fp) for tp, fp in points]
         return _average(areas, torch.stack([tp[:1] for tp, _ in points]), self._average)
@@ -216,7 +216,7 @@ def _binary(
     if scores.shape[-1] != 2:
         raise DataError(
             f"Outputs of shape {tuple(outputs.shape)} are scores of "
-            f"{scores.shape[-1]} classes, and an area is of two."
+            f"{scores.shape[-1]} classes, and the area under a curve needs two."
         )
     second = scores[..., 1]
     second = second.sub(scores[..., 0]) if takes_logits else second
@@ -225,14 +225,14 @@ def _binary(
 
 
 def _against_rest(parts: Elements) -> Elements:
-    """Reshape classes `[..., C]` with one-hot targets to `[positions, C]`."""
+    """Reshape scores `[..., C]` with one-hot targets to `[positions, C]`."""
     rows = whole_rows(parts.targets, parts.weights[..., 0])
     is_wrong = rows.isnan().unsqueeze(-1)
     checked = parts._replace(weights=parts.weights.masked_fill(is_wrong, float("nan")))
     return Elements(*(part.reshape(-1, part.shape[-1]) for part in checked))
 
 
-def _by_label(
+def _split_labels(
     metric: AUC | _Ranked, outputs: Tensor, targets: Tensor, weights: Tensor | None
 ) -> list[Tensor]:
     """Return scores, targets and weights `[rows, labels]`; one label for "micro"."""
@@ -245,7 +245,7 @@ def _by_label(
 
 
 def _points(scores: Tensor, truths: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights of 1s and 0s from each score on; NaN if a score is."""
+    """Return the weights of 1s and 0s from each score on; NaN if a score is NaN."""
     some = counts.ne(0)
     scores, is_true, counts = scores[some], truths[some].gt(0.5), counts[some].double()
     values, place = torch.unique(scores, return_inverse=True)  # lowest first
@@ -262,7 +262,7 @@ def _points(scores: Tensor, truths: Tensor, counts: Tensor) -> tuple[Tensor, Ten
 
 
 def _average(areas: list[float], tp: Tensor, average: str) -> float:
-    """Average the areas of labels, of which `tp` has the weight of the 1s first."""
+    """Average the areas of labels; `tp` begins with the weight of all 1s."""
     means = torch.tensor(areas, dtype=torch.float64)
     shares = tp[:, 0] if average == "weighted" else torch.ones_like(means)
     return float(means.mul(shares).sum() / shares.sum())

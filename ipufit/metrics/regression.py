@@ -29,7 +29,7 @@ from .base import (
 from .correlation import POWERS
 
 SMALLEST = 1e-7
-"""The smallest number that percentages divide by, as in Keras."""
+"""The smallest divisor of percentages, as in Keras."""
 
 __all__ = ["CosineSimilarity", "RootMeanSquaredError"]
 
@@ -95,7 +95,7 @@ def log_cosh_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     size = torch.abs(_difference(outputs, targets))
     far = size.add(torch.log1p(torch.exp(size.mul(-2.0)))).sub(math.log(2.0))
-    # Close to 0 that loses all digits. There, 1 / cosh^2 is 1 - tanh^2.
+    # Close to 0 this formula loses all digits; 1 / cosh^2 = 1 - tanh^2 doesn't.
     near = torch.log1p(torch.tanh(size.clamp(max=1.0)).square().neg()).mul(-0.5)
     return torch.where(size.lt(1.0), near, far)
 
@@ -212,6 +212,6 @@ def _difference(outputs: Tensor, targets: Tensor) -> Tensor:
 def _unit(vectors: Tensor) -> Tensor:
     """Scale vectors, along the last axis, to length 1."""
     largest = vectors.abs().amax(dim=-1, keepdim=True)
-    vectors = vectors.div(largest.clamp(min=1e-37))  # whose squares are finite
+    vectors = vectors.div(largest.clamp(min=1e-37))  # so that squares are finite
     square = torch.square(vectors).sum(dim=-1, keepdim=True)
     return vectors.div(torch.sqrt(square).clamp(min=1.0))

@@ -21,8 +21,8 @@ class StreamedFunction(CollectingMetric):
 
     Args:
         function: `function(outputs, targets)`, or `function(y_true, y_pred)` with its
-            parameters named so, as scikit-learn's are. It gets NumPy arrays with all
-            rows, and returns one number.
+            parameters named so, as scikit-learn's are. The function gets NumPy
+            arrays with all rows, and returns one number.
         name: Key in logs; None for the function's name.
         direction: `"max"`, `"min"` or None, as in `StreamedMetric`.
 
@@ -73,7 +73,7 @@ def kept_rows(
         Outputs and targets of weight 1; their weighted axes become a single axis.
 
     Raises:
-        UnsupportedError: There are weights other than 0 and 1.
+        UnsupportedError: Some weights are neither 0 nor 1.
         DataError: Outputs or targets don't have the weighted axes.
 
     Example:
@@ -93,10 +93,10 @@ def kept_rows(
 
 
 def kept(name: str, weights: Tensor) -> Tensor:
-    """Return whether each weight is 1.
+    """Return bools: True for weight 1, False for weight 0.
 
     Raises:
-        UnsupportedError: There are weights other than 0 and 1.
+        UnsupportedError: Some weights are neither 0 nor 1.
     """
     is_kept = weights.ne(0)
     if torch.equal(weights, is_kept.to(weights.dtype)):
@@ -125,6 +125,6 @@ def one_number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         raise DataError(
-            f"Metric {name!r} gives {value!r}, which isn't one number. Logs hold one "
+            f"Metric {name!r} returns {value!r}, which isn't one number. Logs hold one "
             "number per metric: use an average, or a metric for each number."
         ) from None

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Means over the targets that count, which functions of users take inside."""
+"""Correct means over targets that `cross_entropy` and `nll_loss` compute.
+
+torch divides by the number of targets of a micro-batch that aren't ignored. A loss or
+metric must divide by the number of the whole update.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ _REARRANGEMENTS = frozenset(
     reshape_as squeeze swapaxes t to transpose type unflatten unsqueeze view view_as
     """.split()  # noqa: SIM905 - one per line would be a page
 )
-"""Functions whose results have all elements of a tensor, in any order and type."""
+"""Functions whose results have all elements of their tensor, in any order or type."""
 
 
 class TargetMean(NamedTuple):
@@ -39,8 +43,8 @@ class TargetMean(NamedTuple):
         value: The mean, 0-d; 0 if all targets are ignored.
         total: The sum over the targets, 0-d.
         num_targets: Number of targets that aren't ignored, 0-d.
-        num_unknown: Number of those that are; None if the mean is over the targets of
-            a whole update, whose number the host has counted.
+        num_unknown: Number of ignored targets; None if the host has counted the targets
+            of the whole update.
     """
 
     value: Tensor
@@ -52,19 +56,19 @@ class TargetMean(NamedTuple):
 class TargetMeans(TorchFunctionMode):
     """Replaces means over a micro-batch's targets by means over those of its update.
 
-    torch's cross-entropies divide by the number of targets that aren't ignored, so a
-    mean of several micro-batches' means isn't that of their targets. Here they divide
+    torch's cross-entropies divide by the number of targets that aren't ignored, so the
+    mean over micro-batches isn't the mean over targets. Inside this context they divide
     by the number that the host has counted for the update, as long as the function
-    passes whole targets on: a slice or mask of them has another number.
+    passes on all targets: a slice or mask of targets has another number.
 
     Args:
         targets: Nested targets of the function.
-        divisors: For each index that is counted, nested as the targets: `[rows]`, as in
+        divisors: By ignored class index, nested as the targets: `[rows]`, as in
             `Labels.counted`; None to divide by the number in the micro-batch.
-        is_derived: Whether the function will be derived by the means.
+        is_derived: Whether `slopes` will be called.
 
     Attributes:
-        means: The means that were taken, in order.
+        means: The means that were computed, in order.
         ignored: Class indices that were ignored, also in sums and values per sample.
 
     Example:
@@ -94,7 +98,7 @@ class TargetMeans(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call a torch function; divide the sums of cross-entropies anew."""
+        """Call a torch function; replace the divisors of cross-entropies."""
         kwargs = kwargs or {}
         if func in _DEFAULTS:
             defaults = _DEFAULTS[func]
@@ -135,10 +139,10 @@ class TargetMeans(TorchFunctionMode):
             self._origins.append((tensor, _version(tensor), origin))
 
     def origin_of(self, tensor: Any) -> Any:
-        """Return what a tensor has all elements of, unchanged.
+        """Return the origin of a tensor that has all elements of a mean or target.
 
         Returns:
-            A `TargetMean`; the divisors of a target, by index; or None.
+            The `TargetMean`; the divisors of the target, by index; or None.
         """
         for known, version, origin in self._origins:
             if known is tensor and _version(tensor) == version:
@@ -146,7 +150,7 @@ class TargetMeans(TorchFunctionMode):
         return None
 
     def slopes(self, result: Tensor) -> list[Tensor]:
-        """Derive a result by each of the means, which were made for that."""
+        """Return the derivatives of a result by each mean; needs `is_derived`."""
         values, zero = [mean.value for mean in self.means], torch.zeros(())
         if not result.requires_grad:
             return [zero] * len(values)
@@ -154,9 +158,10 @@ class TargetMeans(TorchFunctionMode):
         return [zero if slope is None else slope for slope in slopes]
 
     def checked(self, sums: Tensor) -> Tensor:
-        """Return NaN in place of sums if the means don't tell how many targets count.
+        """Return NaN in place of sums if the number of targets that count is unknown.
 
-        A program can't raise an error: what reads the sums raises `unknown_number`.
+        A compiled program can't raise an error: the host, which reads the sums, raises
+        `unknown_number`.
         """
         for mean in self.means:
             if mean.num_unknown is not None:
@@ -165,7 +170,7 @@ class TargetMeans(TorchFunctionMode):
 
 
 def unknown_number(what: str) -> DataError:
-    """Return the error for sums that `TargetMeans.checked` has replaced by NaN."""
+    """Build the error for sums that `TargetMeans.checked` has replaced by NaN."""
     return DataError(
         f"{what} ignores targets, as cross_entropy does with those of its "
         "ignore_index, and how many are left of several micro-batches isn't known: "

@@ -13,7 +13,7 @@ from ipufit._arguments import check_number
 from ipufit.errors import ConfigError
 
 ShowWeights = Callable[[], ContextManager[None]]
-"""Makes a context in which a module has its newest weights."""
+"""Function that makes a context in which a module has its newest weights."""
 
 
 class WeightAverage:
@@ -23,11 +23,11 @@ class WeightAverage:
     * average + (1 - momentum) * weights`.
 
     Parameters are averaged, and so are floating-point buffers: the statistics of batch
-    norm belong to the weights they were computed with. Buffers of other dtypes and 0-d
-    buffers, which the host may change, aren't averaged. Nor are values that aren't
-    finite, such as a mask's. They stay as training left them.
+    norm belong to the weights with which they were computed. Buffers of other dtypes,
+    0-d buffers (the host may change them) and values that aren't finite (such as a
+    mask's) aren't averaged: they stay as training left them.
 
-    Averages are kept in float32 at least: small steps would get lost in float16.
+    Averages are kept in float32 or float64: float16 would lose small steps.
 
     Args:
         module: All its parameters are averaged, trainable or not.
@@ -72,7 +72,8 @@ class WeightAverage:
 
         Args:
             num_updates: Number of updates that the call has made.
-            show_weights: Makes the context in which the module has the newest weights.
+            show_weights: Function that makes a context in which the module has the
+                newest weights.
         """
         with show_weights():
             self._add(1.0 - self._momentum**num_updates)
@@ -80,7 +81,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _add(self, share: float) -> None:
-        """Add the present weights to the average with this share."""
+        """Move the average towards the present weights by `share` of the difference."""
         buffers = self._buffers()
         for name, tensor in self._averaged().items():
             weights = _widened(tensor)
@@ -93,7 +94,7 @@ class WeightAverage:
 
     @property
     def is_swapped(self) -> bool:
-        """Whether the module has the averages, and its weights must be restored."""
+        """Whether the module has the averages now, until `swap_out`."""
         return self._kept is not None
 
     def swap_in(self) -> None:
@@ -116,7 +117,7 @@ class WeightAverage:
     def apply(self) -> None:
         """Overwrite the weights with their averages, as Keras does after `fit`.
 
-        Averages that are swapped in stay.
+        Averages that are swapped in stay in the module.
         """
         self._kept = None
         _copy(self._averages, self._averaged())
@@ -127,15 +128,16 @@ class WeightAverage:
         return {"num_updates": self.num_updates, "averages": averages}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a state of another module.
+        """Refuse a state of another module; change nothing.
 
         Raises:
-            ConfigError: The state has other averages, or none after updates.
+            ConfigError: The state has other averages, or no averages after updates.
         """
         averages: Mapping[str, Tensor] = state["averages"]
         tensors = self._averaged() if state["num_updates"] else {}
         saved = {n: (value.shape, value.dtype) for n, value in averages.items()}
-        if saved.keys().isdisjoint(self._buffers()):  # buffers weren't averaged once
+        # Earlier versions didn't average buffers.
+        if saved.keys().isdisjoint(self._buffers()):
             tensors = {n: t for n, t in tensors.items() if n not in self._buffers()}
         now = {n: (t.shape, _widest(t.dtype)) for n, t in tensors.items()}
         if saved != now:
@@ -148,8 +150,8 @@ class WeightAverage:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of `state_dict`.
 
-        Older states have no averages of buffers. They start with the module's present
-        buffers.
+        Older states have no averages of buffers: the module's present buffers are used
+        in their place.
 
         Raises:
             ConfigError: The state is of another module.
@@ -169,7 +171,7 @@ class WeightAverage:
         }
 
     def _averaged(self) -> dict[str, Tensor]:
-        """Return the module's present tensors that are averaged."""
+        """Return the present values of the tensors that are averaged."""
         return {**dict(self._module.named_parameters()), **self._buffers()}
 
     def _buffers(self) -> dict[str, Tensor]:

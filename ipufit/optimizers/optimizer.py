@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """PopTorch's optimizers: parameter groups, values between updates, device state.
 
-An `Optimizer` describes an optimizer, in Keras's words where Keras has a word. Settings
-that PopTorch lacks are refused; `docs/reference/optimizers.md` lists the differences.
+An `Optimizer` describes an optimizer, with Keras's names of settings where they exist.
+Settings that PopTorch lacks are refused; `docs/reference/optimizers.md` lists the
+differences.
 
-PopTorch takes four of torch's optimizers as they are, but keeps their momentum only
-until the next detach, and compiles their settings in as constants. The optimizers of
-`poptorch.optim` have neither fault, so torch's are rebuilt as those, with their
-parameter groups.
+PopTorch accepts four of torch's optimizers, but keeps their momentum only until the
+next detach, and compiles their settings in as constants. The optimizers of
+`poptorch.optim` have neither fault, so torch's optimizers are rebuilt as
+`poptorch.optim`'s, with their parameter groups.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ from .values import KERNEL_SETTINGS, OptimizerValues, plain
 
 @dataclass(frozen=True)
 class Frozen:
-    """Numbers of parameters that `freeze` has frozen; as text, a sentence.
+    """What `freeze` has frozen, in numbers; `str()` returns a sentence.
 
     Attributes:
         before: Name of the first layer that is trained.
         parameters: Number of parameters that are frozen.
-        values: Number of values in them.
+        values: Number of values in frozen parameters.
         trained_parameters: Number of parameters that are trained.
-        trained_values: Number of values in these.
+        trained_values: Number of values in trained parameters.
     """
 
     before: str
@@ -93,14 +94,14 @@ class Frozen:
 def freeze(module: torch.nn.Module, *, before: str, statistics: bool = False) -> Frozen:
     """Freeze the parameters of all layers before a named layer.
 
-    Layers come in the order of `module.named_modules()`. The named layer and those
-    after it are left as they are. A parameter that a later layer shares with an earlier
-    layer is frozen. Call it before `fit`; `compile` needn't be called again.
+    Layers come in the order of `module.named_modules()`. The named layer and later
+    layers don't change. A parameter that a later layer shares with an earlier layer is
+    frozen. Call `freeze` before `fit`; `compile` needn't be called again.
 
     A frozen layer still behaves as in training: a batch norm normalizes by the batch,
     and its running statistics move. With `statistics=True` frozen layers are in eval
     mode, and the module in train mode, which `fit` keeps: batch norms use their
-    statistics and leave them, and dropout does nothing.
+    running statistics without updating them, and dropout does nothing.
 
     Args:
         module: The user's module.
@@ -113,7 +114,8 @@ def freeze(module: torch.nn.Module, *, before: str, statistics: bool = False) ->
 
     Raises:
         UnknownNameError: The module has no such layer; the nearest is suggested.
-        ConfigError: No layer with parameters comes before it; or `module` is none.
+        ConfigError: No layer with parameters comes before the named layer; or `module`
+            isn't a `torch.nn.Module`.
 
     Example:
         >>> from torch import nn
@@ -123,7 +125,7 @@ def freeze(module: torch.nn.Module, *, before: str, statistics: bool = False) ->
     """
     if not isinstance(module, torch.nn.Module):
         raise ConfigError(
-            f"freeze() got a {type(module).__name__}, which is no torch.nn.Module. "
+            f"freeze() got a {type(module).__name__}, which isn't a torch.nn.Module. "
             "The module of an IPUModel is model.module."
         )
     check_instance("before", before, str, of="freeze()")
@@ -151,7 +153,7 @@ def freeze(module: torch.nn.Module, *, before: str, statistics: bool = False) ->
     for parameter in chosen.values():
         parameter.requires_grad_(False)
     if statistics:
-        if not module.training:  # else `fit` would take no part of it for frozen
+        if not module.training:  # `fit` keeps eval mode only in a module in train mode
             module.train()
         for layer in layers:
             layer.training = False
@@ -162,13 +164,13 @@ def freeze(module: torch.nn.Module, *, before: str, statistics: bool = False) ->
 
 
 def check_covers(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> None:
-    """Refuse to train weights that are in no parameter group.
+    """Refuse trainable weights that aren't in a parameter group.
 
-    torch would leave them as they are; PopTorch trains them with the optimizer's
+    torch wouldn't train such weights; PopTorch trains them with the optimizer's
     defaults (PopTorch, `CompilerImpl.cpp`), which nobody expects.
 
     Raises:
-        ConfigError: A trainable parameter is in none of the groups.
+        ConfigError: A trainable parameter isn't in any group.
 
     Example:
         >>> module = torch.nn.Linear(2, 1)
@@ -180,7 +182,7 @@ def check_covers(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> N
     missing = [
         name
         for name, p in module.named_parameters()
-        # In this order: who looks at a weight that is trained has all of them fetched.
+        # In this order, because reading a trained weight copies all from the device.
         if id(p) not in grouped and p.requires_grad
     ]
     if missing:
@@ -220,7 +222,7 @@ def split_words(words: str | Sequence[str]) -> tuple[str, ...]:
     is_listed = isinstance(words, (Sequence, AbstractSet))
     several: Any = words if is_listed and not isinstance(words, str) else (words,)
     if not all(isinstance(word, str) for word in several):
-        return tuple(several)  # which is refused
+        return tuple(several)  # the caller refuses it
     both = ("bias", "norm")
     spelled = [both if word == "bias_and_norm" else (word,) for word in several]
     return tuple(dict.fromkeys(word for some in spelled for word in some))
@@ -229,7 +231,7 @@ def split_words(words: str | Sequence[str]) -> tuple[str, ...]:
 def find_parameters(
     module: torch.nn.Module, words: Sequence[str], argument: str
 ) -> set[int]:
-    """Return the ids of the parameters that words choose.
+    """Return the ids of the parameters that the words select.
 
     Args:
         module: The module that has the parameters.
@@ -241,7 +243,7 @@ def find_parameters(
     Raises:
         ConfigError: A pattern matches no parameter.
     """
-    # A tied parameter is chosen by any of its names.
+    # A tied parameter is selected by any of its names.
     every = list(module.named_parameters(remove_duplicate=False))
     chosen: set[int] = set()
     for word in words:
@@ -276,8 +278,8 @@ def parameter_groups(
             `max_weight_norm` of 0 makes their trust ratio 1.
 
     Returns:
-        One group to four, none of them empty. The first has the optimizer's values;
-        `weight_decay` or `max_weight_norm` is 0 in the others.
+        One to four groups, without empty groups. The first group has the optimizer's
+        values; `weight_decay` or `max_weight_norm` is 0 in the others.
 
     Raises:
         ConfigError: A pattern matches no parameter.
@@ -302,7 +304,7 @@ def parameter_groups(
 
 
 def groups_in_words(optimizer: torch.optim.Optimizer) -> str:
-    """Describe how many parameters each group has, and which settings differ.
+    """Describe the number of parameters of each group, and settings that differ.
 
     Args:
         optimizer: An optimizer with several groups of `parameter_groups`.
@@ -375,7 +377,7 @@ OTHER_WORDS: dict[str, str | None] = {
     "rho": "alpha",
     "use_ema": "ema_momentum",
 }
-"""Words of Keras, torch or PopTorch, and ours; None if there is no such thing."""
+"""ipufit's name for a setting of Keras, torch or PopTorch; None if IPUs lack it."""
 
 
 def _class_in_poptorch(name: str) -> Any:
@@ -389,25 +391,26 @@ def _arguments(name: str) -> set[str]:
 
 @dataclass(frozen=True, init=False)
 class Optimizer:
-    """An optimizer of PopTorch for `compile`, which passes it the parameters.
+    """A description of an optimizer of PopTorch, for `compile`.
 
     Args:
         name: "sgd", "adam", "adamw", "rmsprop" or "lamb".
-        learning_rate: 0.001 by default, 0.01 for SGD. torch's `lr` will do.
+        learning_rate: 0.001 by default, 0.01 for SGD. torch's name `lr` works, too.
         weight_decay: By default 0.01 for AdamW and LAMB, 0 for the others.
-        no_decay: Parameters that do not decay: "bias", "norm" (normalization layers),
-            "bias_and_norm" for both, or patterns of their names such as "embed*".
+        no_decay: Parameters without weight decay: "bias", "norm" (normalization
+            layers), "bias_and_norm" for both, or patterns of parameter names such as
+            "embed*".
         no_trust_ratio: Parameters whose step LAMB does not scale by the norm of the
-            weight, in the same words: they get a `max_weight_norm` of 0. Public BERT
-            training has "bias" here.
-        global_clipnorm: Largest norm of all gradients together. Adam, AdamW, and SGD
-            without momentum have it.
-        clipnorm: Keras's largest norm of each gradient: refused, PopTorch has none.
-        clipvalue: Keras's largest element: refused likewise.
+            weight, in the same form as `no_decay`. Their `max_weight_norm` is 0. Public
+            BERT training has "bias" here.
+        global_clipnorm: Largest norm of all gradients together; for Adam, AdamW, and
+            SGD without momentum.
+        clipnorm: Keras's largest norm of each gradient: refused, PopTorch lacks it.
+        clipvalue: Keras's largest element: refused, PopTorch lacks it.
         loss_scaling: Factor of the loss in float16 training: a number, a
-            `LossScaleRamp`, or "auto" for PopTorch's automatic loss scaling. It is
-            taken out again before the update and from the reported loss. None: 128 with
-            float16 weights, else 1.
+            `LossScaleRamp`, or "auto" for PopTorch's automatic loss scaling. The
+            update and the reported loss are divided by it again. None: 128 with float16
+            weights, else 1.
         ema_momentum: Train with a running average of the weights, as Keras's
             `use_ema`: from 0 to below 1; None for no average.
         **settings: Settings of the PopTorch optimizer by name, such as `betas`, `eps`,
@@ -477,7 +480,7 @@ class Optimizer:
             },
         }
         for attribute, value in values.items():
-            object.__setattr__(self, attribute, value)  # frozen from here on
+            object.__setattr__(self, attribute, value)  # the dataclass is frozen
         self._check_values()
         self._check_spared()
         self._check_settings()
@@ -546,11 +549,11 @@ class Optimizer:
         """Create the optimizer for the parameters of a module.
 
         Args:
-            module: All its parameters are given to the optimizer.
+            module: The module. The optimizer gets all its parameters.
 
         Returns:
-            An optimizer of `poptorch.optim`, with further parameter groups for what
-            `no_decay` and `no_trust_ratio` spare.
+            An optimizer of `poptorch.optim`, with further parameter groups for
+            parameters of `no_decay` and `no_trust_ratio`.
 
         Raises:
             ConfigError: A pattern of `no_decay` or `no_trust_ratio` matches no
@@ -574,8 +577,8 @@ class Optimizer:
     def _make(
         self, groups: list[dict[str, Any]], more: Mapping[str, Any]
     ) -> torch.optim.Optimizer:
-        # What is passed to PopTorch may change later, even if it has the default's
-        # value; the rest are constants.
+        # Settings that are passed to PopTorch may change later, even if they have the
+        # default's value. All other settings are constants.
         scaling, norm = self.initial_loss_scaling, self.global_clipnorm
         if norm is not None and self.name == "sgd":
             norm *= scaling or 1.0  # PopTorch's SGD clips gradients of the scaled loss
@@ -600,7 +603,7 @@ class Optimizer:
             getattr(self.learning_rate, "factor", None)
         ):
             raise ConfigError(
-                f"{self._who} has learning_rate={self.learning_rate!r}: give a number "
+                f"{self._who} has learning_rate={self.learning_rate!r}: use a number "
                 "here, and the schedule to compile(lr_schedule=...)."
             )
         check_number("learning_rate", self.learning_rate, of=self._who, least=0)
@@ -639,8 +642,8 @@ class Optimizer:
             has_decay = self.weight_decay > 0
         if self.no_decay and not has_decay:
             raise ConfigError(
-                f"{self._who} has no_decay={self.no_decay}, but no weight decay that "
-                "it could spare them. Give weight_decay, or leave no_decay out."
+                f"{self._who} has no_decay={self.no_decay}, but no weight decay. Pass "
+                "weight_decay, or leave no_decay out."
             )
 
     def _check_settings(self) -> None:
@@ -714,17 +717,17 @@ OptimizerLike = Union[str, Optimizer, torch.optim.Optimizer]
 """A name, an `ipufit.Optimizer`, or an optimizer of torch or `poptorch.optim`."""
 
 Counterpart = Callable[[Any], Any]
-"""Returns, for a parameter of the user's module, that of its copy."""
+"""Maps a parameter of the user's module to the parameter of the module's copy."""
 
 
-def _itself(parameter: Any) -> Any:
+def _same_parameter(parameter: Any) -> Any:
     return parameter
 
 
 def resolve_optimizer(
     optimizer: OptimizerLike,
     module: torch.nn.Module,
-    counterpart: Counterpart = _itself,
+    counterpart: Counterpart = _same_parameter,
 ) -> torch.optim.Optimizer:
     """Return the PopTorch optimizer for a name or another optimizer.
 
@@ -733,17 +736,18 @@ def resolve_optimizer(
     Args:
         optimizer: A name, an `ipufit.Optimizer`, a torch optimizer (SGD, Adam, AdamW,
             RMSprop), or one of `poptorch.optim`, which is used as it is.
-        module: A named optimizer gets its parameters.
-        counterpart: Maps a parameter of the user's module to the parameter of its copy.
-            An optimizer of `poptorch.optim` has the copy's parameters from then on.
+        module: The module. An optimizer without parameters gets its parameters.
+        counterpart: Maps a parameter of the user's module to the parameter of the
+            module's copy. An optimizer of `poptorch.optim` has the copy's parameters
+            from then on.
 
     Returns:
         An optimizer of `poptorch.optim`.
 
     Raises:
         UnknownNameError: The name is unknown.
-        ConfigError: It optimizes other parameters than the module's.
-        UnsupportedError: PopTorch has no such optimizer, or not that setting of it.
+        ConfigError: The optimizer has parameters that the module doesn't have.
+        UnsupportedError: PopTorch doesn't have the optimizer or one of its settings.
 
     Example:
         >>> module = torch.nn.Linear(2, 1)
@@ -758,7 +762,7 @@ def resolve_optimizer(
     if isinstance(optimizer, (tuple, list, dict)):
         raise UnsupportedError(
             f"optimizer has several optimizers ({len(optimizer)}), and a program has "
-            "one. Give parts of the module settings of their own as parameter groups: "
+            "one. Use parameter groups for parts of the module with other settings: "
             "torch.optim.AdamW([{'params': model.head.parameters(), 'lr': 1e-3}, ...])."
         )
     refuse_foreign("optimizer", optimizer, "an ipufit.Optimizer", CLASSES)
@@ -812,7 +816,8 @@ def refuse_steps_on_host(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer of torch whose steps on the host do more than an IPU's.
 
     Raises:
-        UnsupportedError: It has hooks, a replaced `step`, or the state of steps.
+        UnsupportedError: The optimizer has hooks, a replaced `step`, or the state of
+            steps.
     """
     who = _class_name(optimizer)
     step, of_class = optimizer.step, type(optimizer).step
@@ -871,9 +876,9 @@ def _rebuild(
     rebuilt: torch.optim.Optimizer = _class_in_poptorch(name)(groups, **defaults)
     if "momentum" not in rebuilt.defaults:
         return rebuilt
-    # PopTorch is to do without a velocity if there is no momentum, as torch does: a
-    # momentum that may change costs a tensor per weight. And without momentum torch
-    # ignores the dampening, which PopTorch applies.
+    # Without momentum torch has no velocity. PopTorch is set to the same: a
+    # momentum that may change costs a tensor per weight. torch then ignores the
+    # dampening, which PopTorch would apply.
     values = (*rebuilt.param_groups, rebuilt.defaults)
     for group in values:
         if group["momentum"] == 0 and "dampening" in group:
@@ -893,23 +898,24 @@ def _class_name(value: object) -> str:
 class Optimization:
     """The optimizer of a model, and its schedules.
 
-    It only writes values into the optimizer; executors send the changed values.
+    This class only writes values into the optimizer; executors send changed values to
+    the device.
 
     Args:
-        optimizer: One of `poptorch.optim`.
-        rates: Sets its learning rates.
-        spec: The `ipufit.Optimizer` that it was made from, if any.
-        schedules: Set other values of its parameter groups, by name.
-        source: The optimizer of torch that it was made from, if any.
+        optimizer: An optimizer of `poptorch.optim`.
+        rates: The setter of its learning rates.
+        spec: The `ipufit.Optimizer` that `optimizer` was made from, or None.
+        schedules: Setters of other values of parameter groups, by name.
+        source: The optimizer of torch that `optimizer` was made from, or None.
 
     Attributes:
-        optimizer: One of `poptorch.optim`.
+        optimizer: An optimizer of `poptorch.optim`.
         num_updates: Number of updates made since `compile`.
         ema_momentum: Momentum of the weights' running average; None for no average.
-        automatic_loss_scaling: Whether the options must turn it on.
+        automatic_loss_scaling: Whether the options must turn automatic loss scaling on.
         needs_running_mean: Whether the options must ask for
             `MeanReductionStrategy.Running`: otherwise the optimizer clips gradients
-            that aren't divided by the number of replicas yet.
+            before they are divided by the number of replicas.
         has_schedule: Whether a schedule sets the learning rates.
         schedule: The source of the learning rates, in words.
         schedules: The schedules of other values of parameter groups, in words, by name.
@@ -954,8 +960,8 @@ class Optimization:
 
     @property
     def program_key(self) -> tuple[object, ...]:
-        """Settings that are compiled into a program; others need another program."""
-        # What a device has adapted the loss scaling to can't be taken back.
+        """Settings that are compiled into a program: a change needs a new program."""
+        # A loss scaling that a device has adapted can't be reset.
         adapted = self.optimizer if self.automatic_loss_scaling else None
         return self.values.constant, adapted, self.needs_running_mean
 
@@ -986,7 +992,7 @@ class Optimization:
         return ""
 
     def news(self) -> list[str]:
-        """Return and remove the lines about automatic choices."""
+        """Return the lines about automatic choices, each line only once."""
         lines = list(self._notes)
         if self._spec is not None and len(self.optimizer.param_groups) > 1:
             lines.append(f"Optimizer groups: {groups_in_words(self.optimizer)}")
@@ -1000,13 +1006,13 @@ class Optimization:
         updates_per_call: int,
         epochs: int | None = None,
     ) -> None:
-        """Prepare for the updates of a fit, and set the values of the first.
+        """Prepare for the updates of a fit, and set the values of the first update.
 
         Args:
-            total_updates: Number of updates it will make; None if unknown.
+            total_updates: Number of updates of the fit; None if unknown.
             updates_per_call: Number of updates that share one learning rate, since
                 values are sent between calls only.
-            epochs: Number of epochs it will have; None outside `fit`.
+            epochs: Number of epochs of the fit; None outside `fit`.
 
         Raises:
             ConfigError: A schedule needs to know the total, or is longer than the fit.
@@ -1029,7 +1035,7 @@ class Optimization:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Let another run train: the schedules of a fit go on after it."""
+        """Let another run train inside the context, and continue schedules after it."""
         begun = self.num_updates
         states = [setter.state_dict() for setter in self._setters]
         try:
@@ -1056,7 +1062,7 @@ class Optimization:
     def state_dict(self) -> dict[str, Any]:
         """Return the plain values that a resumed run needs.
 
-        The optimizer's own state isn't included.
+        The optimizer's state on the device isn't included.
         """
         state = {"num_updates": self.num_updates, "rates": self._rates.state_dict()}
         if self._schedules:
@@ -1064,11 +1070,11 @@ class Optimization:
             state["schedules"] = {name: rates.state_dict() for name, rates in others}
         return state
 
-    def check_state(self, state: Any, where: str) -> str | None:
-        """Check a state as a kind: return how it isn't of these schedules, or None."""
+    def state_fault(self, state: Any, where: str) -> str | None:
+        """Return why a state can't be of these schedules, or None; see `_kinds`."""
         is_begun = isinstance(state, Mapping) and bool(state.get("num_updates"))
         kinds: dict[str, Kind] = {
-            name: functools.partial(setter.check_state, is_begun=is_begun)
+            name: functools.partial(setter.state_fault, is_begun=is_begun)
             for name, setter in {"rates": self._rates, **self._schedules}.items()
         }
         parts = {"num_updates": count, "rates": kinds.pop("rates")}
@@ -1090,7 +1096,7 @@ class Optimization:
             setter.step(updates=num_updates)
 
     def end_epoch(self) -> None:
-        """Step a scheduler of torch that is stepped per epoch."""
+        """Step the scheduler of torch if it is stepped per epoch."""
         self._rates.step(epochs=1)
 
 
@@ -1100,7 +1106,7 @@ def resolve_optimization(
     module: torch.nn.Module,
     schedules: SchedulesLike = None,
     *,
-    counterpart: Counterpart = _itself,
+    counterpart: Counterpart = _same_parameter,
     is_half: bool = False,
 ) -> Optimization:
     """Create the optimizer and its schedules from the arguments of `compile`.
@@ -1108,10 +1114,10 @@ def resolve_optimization(
     Args:
         optimizer: As for `resolve_optimizer`.
         lr_schedule: As for `make_rates`.
-        module: An optimizer without parameters gets its parameters.
+        module: The module. An optimizer without parameters gets its parameters.
         schedules: As for `make_schedules`.
         counterpart: As for `resolve_optimizer`.
-        is_half: Whether training is in float16; weights in float16 imply it, too.
+        is_half: Whether training is in float16; True is implied by float16 weights.
 
     Raises:
         UnknownNameError: A name is unknown.
@@ -1157,13 +1163,13 @@ def resolve_optimization(
 
 # `model.optimizer` ------------------------------------------------------------------
 
-# PopTorch's optimizers read their rates from the parameter groups, and take any
-# attribute without a word: `optimizer.lr = 0` changed nothing. Those of models have
-# Keras's `learning_rate`, and refuse attributes that nobody reads.
+# PopTorch's optimizers read their rates from the parameter groups, and accept any
+# attribute: `optimizer.lr = 0` changed nothing. The optimizer of a model has Keras's
+# `learning_rate`, and refuses attributes that nobody reads.
 
 
 class _Settable:
-    """Methods that are added to the class of an optimizer."""
+    """Methods that are added to the class of a model's optimizer."""
 
     param_groups: list[dict[str, Any]]
     _schedule: str | None = None
@@ -1181,7 +1187,7 @@ class _Settable:
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
-        rate = rate.item() if hasattr(rate, "item") else rate  # of NumPy or torch
+        rate = rate.item() if hasattr(rate, "item") else rate  # NumPy's or torch's
         check_number("learning_rate", rate, of="model.optimizer", least=0)
         if self._schedule is not None:
             raise ConfigError(
@@ -1211,8 +1217,8 @@ def make_settable(
     """Let `learning_rate` be set, and refuse attributes that have no effect.
 
     Args:
-        optimizer: One of `poptorch.optim`; it stays the same object.
-        schedule: The schedule that sets its rates, in words; None for no schedule.
+        optimizer: An optimizer of `poptorch.optim`; its class is changed in place.
+        schedule: The schedule that sets the rates, in words; None for no schedule.
 
     Example:
         >>> module = torch.nn.Linear(2, 1)
@@ -1263,24 +1269,23 @@ def _advice(name: str, optimizer: Any) -> str:
         return f"{text} Did you mean learning_rate?"
     return (
         f"{text} Set learning_rate, or in the dicts of model.optimizer.param_groups "
-        f"{', '.join(settings)}; anything else is told to compile()."
+        f"{', '.join(settings)}; for anything else call compile() again."
     )
 
 
 # State on the device ----------------------------------------------------------------
 
-# Sources: PopTorch's readings of optimizers (`CompilerImpl.cpp`), and PopART's
-# `sgd.hpp`, `adam.hpp` and `adaptive.hpp`. Hyper-parameters, a few bytes for each
-# weight, aren't among them.
+# Sources: PopTorch's `CompilerImpl.cpp`, and PopART's `sgd.hpp`, `adam.hpp` and
+# `adaptive.hpp`. Hyper-parameters, a few bytes for each weight, are left out.
 
 
 class StateTensor(NamedTuple):
     """A tensor that an optimizer keeps for a weight.
 
     Attributes:
-        slot: PopART's name of it, such as "Accl1".
-        num_elements: Number of its elements.
-        dtype: Type of its elements.
+        slot: PopART's name of the tensor, such as "Accl1".
+        num_elements: Number of elements.
+        dtype: Type of the elements.
     """
 
     slot: str
@@ -1308,8 +1313,8 @@ def weight_states(
 
     Args:
         optimizer: An optimizer of `poptorch.optim`, or of torch if PopTorch takes it.
-        weights: Weights that are trained; those of no parameter group are trained with
-            the optimizer's defaults.
+        weights: Weights that are trained. Weights outside of parameter groups have the
+            optimizer's defaults.
 
     Returns:
         The state by `id(weight)`.
@@ -1342,7 +1347,7 @@ def _weight_state(
     def tensor(slot: str, dtype: torch.dtype) -> StateTensor:
         return StateTensor(slot, weight.numel(), dtype)
 
-    # PopTorch's optimizers know which arguments were passed: those may change later.
+    # PopTorch's optimizers record which arguments were passed: these may change later.
     # A momentum of 0 in an optimizer of torch is the default, and compiled in.
     attributes = getattr(optimizer, "variable_attrs", None)
     is_variable = attributes is not None and not attributes.isConstant("momentum")
@@ -1353,13 +1358,13 @@ def _weight_state(
     if isinstance(optimizer, torch.optim.SGD):
         velocity = tensor("Accl1", type_of("velocity_accum_type"))
         if getattr(optimizer, "use_combined_accum", False):
-            # Its type is the weight's, whatever `accum_type` says.
+            # The type is the weight's, whatever `accum_type` says.
             velocity = tensor("Accl1", weight.dtype)
             accumulator = None if has_momentum else weight.dtype
         return WeightState((velocity,) if has_momentum else (), accumulator)
     if isinstance(optimizer, torch.optim.RMSprop):
         tensors = [first]
-        if group.get("centered"):  # of the type of the first (PopART, `adaptive.cpp`)
+        if group.get("centered"):  # type of the first state (PopART, `adaptive.cpp`)
             tensors.append(tensor("Accl2", first.dtype))
         if has_momentum:
             tensors.append(tensor("Accl3", torch.float32))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of learning rates, loss scaling and other values, ours and torch's.
+"""Schedules of learning rates, loss scaling and other values, ipufit's and torch's.
 
-A `Schedule` is a factor on the value of each parameter group. Formulas are those of
-torch's schedulers and of the transformers library, where they have the schedule.
+A `Schedule` is a factor on the value of each parameter group. Its formulas are those of
+torch's schedulers and of the transformers library, as far as they exist there.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ def to_updates(epochs: float, updates_per_epoch: int, least: int = 1) -> int:
 # Loss scaling ----------------------------------------------------------------------
 
 FLOAT16_LOSS_SCALING = 128.0
-"""Loss scaling of float16 training where the user gives none.
+"""Loss scaling of float16 training unless the user sets it.
 
-Graphcore's CNN training begins with it. It keeps most of the gradients that float16
-would lose, and leaves room below the largest float16, 65504, where gradients are sums.
+Graphcore's CNN training begins with this value. It keeps most of the gradients that
+float16 would lose, and leaves room for sums of gradients below the largest float16,
+65504.
 """
 
 
@@ -67,13 +68,13 @@ class LossScaleRamp:
 
     Gradients shrink during training, so float16 can take a larger scaling later.
     Updates are counted over all fits since `compile`. The velocity of SGD with
-    `use_combined_accum=True` is scaled too, unless `velocity_scaling` is given.
+    `use_combined_accum=True` is scaled too, unless `velocity_scaling` is set.
 
     Args:
         initial: Scaling of the first updates.
         factor: Factor by which the scaling grows; above 1.
         every_updates: Number of updates between two steps; None if `every_epochs` is
-            given.
+            set.
         maximum: Largest scaling; 32768, the largest power of 2 in float16, by default.
         every_epochs: Number of epochs between two steps, whole or not. `fit` converts
             it to updates, rounded to the nearest.
@@ -138,9 +139,9 @@ class LossScaleRamp:
             >>> LossScaleRamp(1, factor=4, every_updates=1, maximum=8).value(1)
             4.0
         """
-        # Before `fit` knows the length of an epoch, no update was made.
+        # The length of an epoch is unknown only before the first update.
         steps = update // self.every_updates if self.every_updates else 0
-        # More steps stay at the maximum; their power would overflow.
+        # Limited, because the power of many steps would overflow.
         enough = math.ceil(math.log(self.maximum / self.initial, self.factor))
         if steps > enough:
             return float(self.maximum)
@@ -193,43 +194,44 @@ _IN_EPOCHS = {
 class Schedule:
     """How the learning rate, or another value, changes from update to update.
 
-    Lengths are numbers of updates, or of epochs, which needn't be whole. `fit` makes
-    updates of epochs, rounded to the nearest.
+    Lengths are numbers of updates, or of epochs, which needn't be whole. `fit` converts
+    epochs to updates, rounded to the nearest.
 
-    With a warm-up the factor rises in a straight line from `initial` to 1, and the rest
-    of the schedule follows. Names, with `p` the share of the rest that is done:
+    With a warm-up the factor rises linearly from `initial` to 1, and the rest of the
+    schedule follows. The names, with `p` for the share of the rest that is done:
 
     - "constant": 1.
     - "linear": from 1 to `final`.
     - "cosine": `final + (1 - final) * (1 + cos(pi * p)) / 2`.
-    - "cosine_restarts": the same `cycles` times.
+    - "cosine_restarts": the cosine, repeated `cycles` times.
     - "polynomial": `final + (1 - final) * (1 - p) ** power`.
     - "exponential": `gamma` to the power of the updates since the warm-up, divided by
       `every_updates`.
-    - "step": times `gamma` at each of `boundaries`, counted from the first update.
+    - "step": multiplied by `gamma` at each of `boundaries`, counted from the first
+      update.
     - "inverse_sqrt": `sqrt(timescale / (updates since the warm-up + timescale))`.
-    - "one_cycle": by half cosines from `initial` up to 1, then down to `final`; its
-      warm-up, 0.3 of the updates by default, is the way up. Momentum stays.
+    - "one_cycle": by half cosines from `initial` up to 1, then down to `final`; the
+      way up is the warm-up, 0.3 of the updates by default. Momentum isn't changed.
 
     Args:
-        name: One of these.
+        name: Name of the schedule.
         warmup_updates: Length of the warm-up, in updates.
         warmup_fraction: Length of the warm-up, as a share of all updates.
         initial: Factor that the warm-up begins with, 0 by default (1/25 for
             "one_cycle").
         total_updates: Where the schedule ends; updates are counted over all fits since
-            `compile`. None for the updates of one fit: each begins anew.
+            `compile`. None for the updates of a fit: each fit begins anew.
         final: Factor at the end and from there on; 0 by default (4e-6 for "one_cycle").
             Above 1 only for other values than learning rates.
         cycles: Number of cycles of "cosine_restarts", 1 by default.
         power: Exponent of "polynomial", 1 by default.
-        gamma: Factor of "exponential", where it must be given, and of "step", 0.1 by
+        gamma: Factor of "exponential", which has no default, and of "step", 0.1 by
             default.
         every_updates: Number of updates that "exponential" takes for one factor, 1 by
             default.
         boundaries: Update counts at which "step" steps, in increasing order.
         timescale: Number of updates for "inverse_sqrt": the length of the warm-up by
-            default, which makes it Noam's, or 10000 without one.
+            default, which makes it Noam's schedule, or 10000 without a warm-up.
         warmup_epochs: `warmup_updates`, in epochs.
         total_epochs: `total_updates`, in epochs.
         every_epochs: `every_updates`, in epochs.
@@ -237,7 +239,7 @@ class Schedule:
 
     Raises:
         UnknownNameError: The name is unknown.
-        ConfigError: A value is out of range, or the schedule doesn't have it.
+        ConfigError: A value is out of range, or the schedule has no such setting.
 
     Example:
         >>> schedule = Schedule("linear", warmup_updates=2, total_updates=6)
@@ -289,7 +291,7 @@ class Schedule:
             self.check_fits(self.total_updates or 0)
 
     def __repr__(self) -> str:
-        """Show lengths in epochs only if there are any."""
+        """Show the settings; lengths in epochs only if they are set."""
         names = [field.name for field in fields(self)]
         shown = [
             n for n in names if n not in _IN_EPOCHS or getattr(self, n) is not None
@@ -362,7 +364,7 @@ class Schedule:
         if self.needs_total and total is None:
             raise ConfigError(
                 f"{self._who} needs the number of all updates, and the length of the "
-                "data is unknown. Give it: total_updates=..., or fit(steps_per_epoch="
+                "data is unknown. Pass total_updates=..., or fit(steps_per_epoch="
                 "...)."
             )
         total = total or 0
@@ -413,7 +415,7 @@ class Schedule:
         return _half_cosine(1.0, final, share)
 
     def check_fits(self, total: int) -> None:
-        """Refuse a warm-up that leaves too few of the updates.
+        """Refuse a warm-up that leaves too few updates for the schedule.
 
         Args:
             total: Number of all updates, used if the schedule needs it.
@@ -525,7 +527,7 @@ class Fit(NamedTuple):
         """The number of updates of an epoch.
 
         Raises:
-            ConfigError: It is unknown.
+            ConfigError: The number is unknown.
 
         Example:
             >>> Fit(0, 300, epochs=3).updates_per_epoch
@@ -534,9 +536,8 @@ class Fit(NamedTuple):
         if self.num_updates is None or self.epochs is None:
             raise ConfigError(
                 "A schedule or ramp has lengths in epochs, and the number of updates "
-                "of an epoch is unknown. Use fit(steps_per_epoch=...), or give it "
-                "lengths in updates: warmup_updates, total_updates, every_updates, "
-                "boundaries."
+                "of an epoch is unknown. Use fit(steps_per_epoch=...), or lengths in "
+                "updates: warmup_updates, total_updates, every_updates, boundaries."
             )
         return max(1, self.num_updates // max(1, self.epochs))
 
@@ -544,7 +545,7 @@ class Fit(NamedTuple):
 class Setter:
     """Base of classes that set values of an optimizer's parameter groups.
 
-    Executors notice what has changed, and send it to the device.
+    Executors notice changed values, and send them to the device.
 
     Attributes:
         needs_total: Whether values depend on the number of updates of a fit.
@@ -577,13 +578,13 @@ class Setter:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
 
-    def check_state(self, state: Any, where: str, *, is_begun: bool) -> str | None:
-        """Check a state as a kind: return how it isn't of this schedule, or None.
+    def state_fault(self, state: Any, where: str, *, is_begun: bool) -> str | None:
+        """Return why a state can't be of this schedule, or None; see `_kinds`.
 
         Args:
             state: A saved state.
-            where: Its name.
-            is_begun: Whether updates were made; before the first, lengths are unknown.
+            where: Name of the state in the text.
+            is_begun: Whether updates were made. Lengths are unknown before the first.
         """
         kinds = {name: like(value) for name, value in self.state_dict().items()}
         lengths = {"total": self.needs_total, "per_epoch": self.needs_epochs}
@@ -594,9 +595,9 @@ class Setter:
 
 
 class ScheduledValues(Setter):
-    """Sets the rates of groups, or other values, to a schedule's multiple of them.
+    """Multiplies the rates of parameter groups, or other values, by a schedule.
 
-    The values before the first update are the base values.
+    The values before the first update are multiplied.
     """
 
     is_per_update = True
@@ -612,7 +613,7 @@ class ScheduledValues(Setter):
         self._start = 0
         self._total: int | None = None
         self._per_epoch: int | None = None
-        # An optimizer may be compiled again: its values are those of a schedule then.
+        # If the optimizer is compiled again, its values are a schedule's by now.
         values = [value_of(group, name) for group in optimizer.param_groups]
         self._written = vars(optimizer).setdefault("_written_by_schedules", {})
         written, base = self._written.get(name, (None, values))
@@ -624,7 +625,7 @@ class ScheduledValues(Setter):
         if self.needs_epochs:
             per_epoch = fit.updates_per_epoch
             if self._per_epoch not in (None, per_epoch):
-                # The updates made so far stay as many epochs.
+                # The number of epochs so far is kept.
                 made = (fit.first - self._start) / (self._per_epoch or 1)
                 self._start = fit.first - round(made * per_epoch)
             self._per_epoch = per_epoch
@@ -669,7 +670,7 @@ class ScheduledValues(Setter):
 
 
 class RampedScaling(Setter):
-    """Sets the loss scaling of a ramp, and the scaling of velocities if it follows."""
+    """Sets the loss scaling of a ramp, and the velocity scaling of SGD if needed."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, ramp: LossScaleRamp, has_velocity: bool
@@ -697,15 +698,15 @@ class RampedScaling(Setter):
         return {"ramp": self._ramp}
 
     def go_on(self, state: Mapping[str, Any], num_updates: int) -> None:
-        """Continue with the ramp of the fit; it counts the other run's updates."""
+        """Continue with the ramp of the fit, which counts the other run's updates."""
         self._ramp = state["ramp"]
 
 
 class OptimizerMirror(Setter):
-    """Copies changes of the user's optimizer into PopTorch's, made from it.
+    """Copies changes of the user's optimizer into the PopTorch optimizer made from it.
 
     Args:
-        optimizer: One of `poptorch.optim`.
+        optimizer: The optimizer of `poptorch.optim`.
         source: The user's optimizer; it may be `optimizer` itself.
     """
 
@@ -717,7 +718,7 @@ class OptimizerMirror(Setter):
         self.forget()
 
     def forget(self) -> None:
-        """Start following changes from the user's optimizer's present values."""
+        """Take the present values as copied: only later changes will be copied."""
         self._copied = self._values()
 
     def write(self, update: int) -> None:
@@ -744,8 +745,8 @@ class OptimizerMirror(Setter):
                 if is_constant(name):
                     raise ConfigError(
                         f"{who} changes {name}, which is a constant of the compiled "
-                        f"program. Give the optimizer {name} when you make it, so that "
-                        "it can change."
+                        f"program. Pass {name} when you make the optimizer, so that it "
+                        "can change."
                     )
                 group[name] = new[name]
         self._copied = values
@@ -783,13 +784,14 @@ class PerEpoch:
 class TorchScheduler(Setter):
     """Steps a scheduler of torch, once per update or once per epoch.
 
-    If it is bound to the user's torch optimizer, the values it changes are copied to
-    PopTorch's.
+    If the scheduler is bound to the user's torch optimizer, the values that it changes
+    are copied to the PopTorch optimizer.
 
     Args:
-        optimizer: One of `poptorch.optim`.
-        scheduler: Scheduler that is bound to it, or to the optimizer it was made from.
-        per_epoch: If True, it is stepped at the end of each epoch.
+        optimizer: An optimizer of `poptorch.optim`.
+        scheduler: Scheduler that is bound to `optimizer`, or to the torch optimizer
+            that `optimizer` was made from.
+        per_epoch: If True, the scheduler is stepped at the end of each epoch.
     """
 
     def __init__(
@@ -800,18 +802,21 @@ class TorchScheduler(Setter):
         self._per_epoch = per_epoch
         self.is_per_update = not per_epoch
         changed = {"lr"}
-        if any(getattr(part, "cycle_momentum", False) for part in _parts_of(scheduler)):
+        if any(
+            getattr(part, "cycle_momentum", False)
+            for part in _list_schedulers(scheduler)
+        ):
             changed |= {"betas", "momentum"} & set(optimizer.defaults)
         for name in sorted(changed):
             mark_variable(optimizer, name)
-        # A scheduler sets values when it is made, too: what PopTorch's optimizer
-        # doesn't have yet is a change.
+        # A scheduler sets values when it is made, too. PopTorch's optimizer may not
+        # have them yet.
         self._mirror = OptimizerMirror(optimizer, optimizer)
         self._mirror.source = scheduler.optimizer
         self._mirror.copy_changes(self._who)
 
     def begin_fit(self, fit: Fit) -> None:
-        """Refuse a fit that is longer than a scheduler that raises at its end."""
+        """Refuse a fit that is longer than a scheduler such as OneCycleLR."""
         if self._per_epoch and fit.epochs is None:
             raise ConfigError(
                 f"{self._who} is stepped per epoch (ipufit.PerEpoch), and "
@@ -834,11 +839,11 @@ class TorchScheduler(Setter):
         """Step the scheduler once per update or epoch, and copy changed values."""
         source, times = self._mirror.source, epochs if self._per_epoch else updates
         with warnings.catch_warnings():
-            # Copies of a scheduler and its optimizer no longer know of each other.
+            # A copied scheduler isn't linked to the copied optimizer.
             warnings.filterwarnings("ignore", "Seems like `optimizer.step")
             for _ in range(times):
-                # Schedulers warn if the optimizer was never stepped: it makes a step
-                # of nothing, since the device has made the real one.
+                # Schedulers warn if the optimizer was never stepped. The device has
+                # made the step, so an empty step is made here.
                 groups, source.param_groups = source.param_groups, []
                 try:
                     source.step()
@@ -848,8 +853,10 @@ class TorchScheduler(Setter):
         self._mirror.copy_changes(self._who)
 
     def describe(self) -> str:
-        """Name the classes of the scheduler and of the schedulers that it calls."""
-        names = ", ".join(type(part).__name__ for part in _parts_of(self._scheduler))
+        """Name the classes of the scheduler and of schedulers that it calls."""
+        names = ", ".join(
+            type(part).__name__ for part in _list_schedulers(self._scheduler)
+        )
         return f"PerEpoch({names})" if self._per_epoch else names
 
     def state_dict(self) -> dict[str, Any]:
@@ -862,13 +869,13 @@ class TorchScheduler(Setter):
             ],
         }
 
-    def check_state(self, state: Any, where: str, *, is_begun: bool) -> str | None:
-        """Check a state as a kind: return why a copy can't go on from it, or None."""
+    def state_fault(self, state: Any, where: str, *, is_begun: bool) -> str | None:
+        """Return why a copy of the scheduler can't load the state, or None."""
         source, fault = (
             self._mirror.source,
-            super().check_state(state, where, is_begun=is_begun),
+            super().state_fault(state, where, is_begun=is_begun),
         )
-        parts = [*_parts_of(self._scheduler)]
+        parts = [*_list_schedulers(self._scheduler)]
         if fault is not None or not all(map(_has_no_user_code, parts)):
             return fault
         groups = [dict(group) for group in source.param_groups]
@@ -879,9 +886,9 @@ class TorchScheduler(Setter):
             return None
         try:
             copied.load_state_dict(dict(state["scheduler"]))
-            for part in _parts_of(copied):
+            for part in _list_schedulers(copied):
                 part._get_lr_called_within_step = True
-                with contextlib.suppress(NotImplementedError):  # of SequentialLR
+                with contextlib.suppress(NotImplementedError):  # raised by SequentialLR
                     part.get_lr()
         except Exception as error:  # noqa: BLE001 - torch's code may raise anything
             return f"{where}.scheduler isn't one of {self._who}: {error!r}"
@@ -897,28 +904,28 @@ class TorchScheduler(Setter):
         self._mirror.forget()
 
 
-def _parts_of(scheduler: Any) -> Iterator[Any]:
+def _list_schedulers(scheduler: Any) -> Iterator[Any]:
     """Yield a scheduler, and the schedulers that it calls."""
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
-        yield from _parts_of(part)
+        yield from _list_schedulers(part)
 
 
 def _has_no_user_code(scheduler: Any) -> bool:
-    """Return whether torch alone computes the rates, of the state and nothing else."""
+    """Return whether the rates depend on the scheduler's state alone."""
     calling = lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR
     return (
         type(scheduler).__module__.startswith("torch.optim.")
         and not isinstance(scheduler, calling)
-        and getattr(scheduler, "_scale_fn_custom", None) is None  # of CyclicLR
+        and getattr(scheduler, "_scale_fn_custom", None) is None  # CyclicLR's
     )
 
 
 def _plain_state(value: Any) -> Any:
     """Return a scheduler's state without values that JSON can't hold.
 
-    They are functions, and the Counter of MultiStepLR's milestones. Both are settings,
-    which the scheduler that loads the state has already. Tuples become lists.
+    Functions and the Counter of MultiStepLR's milestones are left out: both are
+    settings, which the scheduler that loads the state has already. Tuples become lists.
     """
     if isinstance(value, dict):
         return {
@@ -931,7 +938,7 @@ def _plain_state(value: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a scheduler may set a value: a number, or several as in betas."""
+    """Return whether a value is a number, or a tuple or list of numbers like betas."""
     parts = value if isinstance(value, (tuple, list)) else [value]
     return all(type(part) in (int, float) for part in parts)
 
@@ -960,12 +967,12 @@ def make_rates(
     Args:
         lr_schedule: A name, a `Schedule`, a scheduler of torch that is bound to
             `source`, a function that makes a scheduler for an optimizer, or None.
-        optimizer: One of `poptorch.optim`.
+        optimizer: An optimizer of `poptorch.optim`.
         source: The optimizer of the user, or its name or description.
 
     Raises:
         UnknownNameError: There is no schedule of that name.
-        ConfigError: The scheduler is bound to another optimizer, or is none.
+        ConfigError: The scheduler is bound to another optimizer, or isn't a scheduler.
         UnsupportedError: The scheduler is torch's ReduceLROnPlateau.
     """
     followed = source if isinstance(source, torch.optim.Optimizer) else optimizer
@@ -989,7 +996,7 @@ def make_rates(
         if isinstance(scheduler, (str, Schedule)):
             raise ConfigError(
                 f"lr_schedule={lr_schedule!r}: PerEpoch is for schedulers of torch. "
-                "Give the schedule lengths in epochs: ipufit.Schedule('step', "
+                "Pass a schedule with lengths in epochs: ipufit.Schedule('step', "
                 "boundary_epochs=(30, 60)), or warmup_epochs, total_epochs, "
                 "every_epochs."
             )
@@ -999,7 +1006,7 @@ def make_rates(
             f"lr_schedule={scheduler.__name__} is a class. Pass a scheduler of the "
             f"optimizer, or lambda optimizer: {scheduler.__name__}(optimizer, ...)."
         )
-    # In torch 2.0 ReduceLROnPlateau is no LRScheduler.
+    # In torch 2.0 ReduceLROnPlateau isn't an LRScheduler.
     kinds = lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau
     if not isinstance(scheduler, kinds) and callable(scheduler):
         scheduler = scheduler(followed)
@@ -1010,7 +1017,7 @@ def make_rates(
             "function that makes one of an optimizer. For a function of the update's "
             "index pass lambda optimizer: LambdaLR(optimizer, function)."
         )
-    for part in _parts_of(scheduler):
+    for part in _list_schedulers(scheduler):
         if isinstance(part, lr_scheduler.ReduceLROnPlateau):
             raise UnsupportedError(
                 "torch's ReduceLROnPlateau needs a metric after each epoch, which a "
@@ -1036,18 +1043,18 @@ def make_schedules(
     Args:
         schedules: By name of the value, such as "weight_decay" or "momentum"; "beta1"
             and "beta2" are the parts of `betas`.
-        optimizer: One of `poptorch.optim`. The values are marked as variable.
+        optimizer: An optimizer of `poptorch.optim`. The values are marked as variable.
 
     Raises:
         UnknownNameError: The optimizer has no such value, or there is no such schedule.
-        ConfigError: The value is 0 in all groups, or is set otherwise.
+        ConfigError: The value is 0 in all groups, or has another argument.
     """
     if schedules is None:
         return {}
     if not isinstance(schedules, Mapping):
         raise ConfigError(
-            f"schedules={shown(schedules)} is no dict. Give the schedule of each "
-            "value by its name: schedules={'weight_decay': ipufit.Schedule('cosine')}."
+            f"schedules={shown(schedules)} must be a dict with the schedule of each "
+            "value by name: schedules={'weight_decay': ipufit.Schedule('cosine')}."
         )
     made: dict[str, Setter] = {}
     for name, schedule in schedules.items():
@@ -1062,7 +1069,7 @@ def make_schedules(
         if not any(value_of(group, name) for group in optimizer.param_groups):
             raise ConfigError(
                 f"schedules has {name!r}, which is 0 in every parameter group, and a "
-                f"schedule is a factor. Give the optimizer a {name} to multiply."
+                f"schedule is a factor. Set a {name} in the optimizer."
             )
         made[name] = ScheduledValues(optimizer, schedule, name)
     return made

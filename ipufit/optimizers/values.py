@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values of an optimizer: those that a device has, and those that a file has."""
+"""The values of an optimizer: variable, constant, and as checkpoints have them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, Mapping
 import torch
 
 KERNEL_SETTINGS = ("capturable", "differentiable", "foreach", "fused", "maximize")
-"""Settings of torch's kernels, which IPUs don't use, and which versions of torch add
-and remove."""
+"""Settings of torch's kernels. IPUs don't use them, and they vary between versions."""
 
 _NOT_SAVED = ("params", "initial_lr", "decoupled_weight_decay", *KERNEL_SETTINGS)
 _PLAIN = (bool, int, float, str)
@@ -36,10 +35,10 @@ class OptimizerValues:
 
     @property
     def variable(self) -> tuple[object, ...]:
-        """The settings of each group, and the loss scaling: a device has copies.
+        """The settings of each group, and the loss scaling; devices have copies.
 
-        PopTorch sends a change only in `setOptimizer`; a caller compares these values
-        to find a change.
+        PopTorch sends a change only in `setOptimizer`; callers compare these values to
+        find a change.
         """
         groups = self.optimizer.param_groups
         values = [{n: v for n, v in g.items() if n != "params"} for g in groups]
@@ -49,9 +48,9 @@ class OptimizerValues:
     def constant(self) -> tuple[object, ...]:
         """The values of an optimizer of `poptorch.optim` that are compiled in.
 
-        They are its class and plain attributes; for each group and the defaults the
-        constant settings and the parameters. An optimizer whose state doesn't begin
-        with zeros is itself a part.
+        The values are its class and plain attributes, and the constant settings and
+        parameters of each group and of the defaults. An optimizer whose state doesn't
+        begin with zeros is included itself, since a program can't be used for another.
 
         Example:
             >>> from ipufit import poptorch
@@ -76,7 +75,7 @@ class OptimizerValues:
             if not name.endswith("_is_dirty")
             and (name != "loss_scaling" or is_constant(name))
         }
-        # PopART begins with other values than 0 only there (`sgd1decompose.cpp`).
+        # Only here PopART begins with values other than 0 (`sgd1decompose.cpp`).
         is_combined = getattr(optimizer, "use_combined_accum", False)
         itself = id(optimizer) if is_combined else None
         return type(optimizer), groups, attributes, itself
@@ -90,7 +89,7 @@ class OptimizerValues:
             for name in groups[0]
             if name not in _NOT_SAVED
         }
-        # Otherwise the same settings might go with other parameters.
+        # Equal settings may belong to groups of other sizes.
         settings["parameters per group"] = [len(group["params"]) for group in groups]
         return {**settings, **self._attributes()}
 
@@ -117,7 +116,7 @@ class OptimizerValues:
         return {"class": name, "groups": groups, "loss_scaling": scaling}
 
     def restore(self, plain: Mapping[str, Any]) -> None:
-        """Set the values that `plain` has returned, of the same optimizer."""
+        """Set the values that `plain` of the same optimizer has returned."""
         groups = self.optimizer.param_groups, self.plain()["groups"], plain["groups"]
         for group, names, values in zip(*groups):
             for name in names:
@@ -128,7 +127,7 @@ class OptimizerValues:
 
 
 def value_of(group: Mapping[str, Any], name: str) -> Any:
-    """Return a setting of a parameter group; "beta1" and "beta2" are those of `betas`.
+    """Return a setting of a parameter group; "beta1" and "beta2" select from `betas`.
 
     Example:
         >>> value_of({"lr": 0.1, "betas": (0.9, 0.99)}, "beta2")
@@ -138,7 +137,7 @@ def value_of(group: Mapping[str, Any], name: str) -> Any:
 
 
 def set_value(group: dict[str, Any], name: str, value: Any) -> None:
-    """Set a setting of a parameter group that `value_of` returns."""
+    """Set a setting of a parameter group, by a name as for `value_of`."""
     if name in _BETAS:
         betas = list(group["betas"])
         betas[_BETAS[name]] = value
@@ -166,7 +165,7 @@ def plain(value: Any) -> Any:
 
 
 def names_of_numbers(optimizer: torch.optim.Optimizer) -> list[str]:
-    """Return the names for `value_of` of the settings that are numbers, but the rate.
+    """Return the names, as for `value_of`, of numeric settings except the rate.
 
     Example:
         >>> from ipufit import poptorch

@@ -27,7 +27,7 @@ def test_what_is_no_state_is_refused_and_sets_nothing(spoil):
     random.random()
     spoil(state)
     before = random_state()
-    with pytest.raises(DataError, match="no random states"):
+    with pytest.raises(DataError, match="saved random states don't fit"):
         set_random_state(state)
     after = random_state()
     assert all(torch.equal(before[name], after[name]) for name in before)

@@ -214,7 +214,7 @@ DATA = {
     "words for targets": (
         Items([(1.0, "word")]),
         None,
-        "targets of `x` are no numbers: .* 'word'",
+        "targets of `x` must be numbers: .* 'word'",
     ),
     # Of streams the first batch tells.
     "an empty stream": (iter([]), None, "`x` has no samples"),

@@ -155,7 +155,7 @@ def test_everything_is_synced_before_and_after_it_gets_its_name(tmp_path, monkey
         (Checkpoint({"Model": {}}), "'Model' is no name for a group"),
         (Checkpoint({"../model": {}}), "no name for a group"),
         (Checkpoint({"": {}}), "no name for a group"),
-        (Checkpoint({"model": {"w": 1}}), r"model\['w'\] is a int, no tensor"),
+        (Checkpoint({"model": {"w": 1}}), r"model\['w'\] is a int, not a tensor"),
         (Checkpoint({}, []), "must be a dict"),
     ],
 )

@@ -200,8 +200,8 @@ def test_a_link_in_the_place_of_a_hidden_directory_leads_nowhere(tmp_path, kind)
         (b'{"$int": 12}', "has the invalid value"),
         (b'{"$dict": []}', "has the invalid value"),
         (b'{"$float": "nan", "a": 1}', "mixes"),
-        (b"[]", "no object"),
-        (b'"text"', "no object"),
+        (b"[]", "a JSON object"),
+        (b'"text"', "a JSON object"),
         (b"", "Expecting value"),
         (b"{} {}", "Extra data"),
         (b"\xff", "utf-8"),
@@ -284,7 +284,7 @@ def test_a_malformed_file_of_tensors_is_refused(path, tmp_path, name):
     with pytest.raises(DamagedCheckpointError, match=r"model\.safetensors"):
         load_checkpoint(path)
     (tmp_path / "a.safetensors").write_bytes(TENSORS[name])
-    with pytest.raises(DataError, match="no whole safetensors file"):
+    with pytest.raises(DataError, match="a whole safetensors file"):
         load_weights(tmp_path / "a.safetensors")
 
 

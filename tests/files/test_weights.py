@@ -157,7 +157,7 @@ class TestStateDicts:
             if kind == "overlapping":
                 archive.filelist += archive.filelist
         monkeypatch.setattr(zipfile.ZipFile, "testzip", pytest.fail)
-        with pytest.raises(DataError, match="damaged, or no file of"):
+        with pytest.raises(DataError, match="damaged, isn't a file of"):
             load_weights(tmp_path / "b.pt")
 
     @given(st.data())

@@ -211,7 +211,7 @@ BAD_WITH_CONFIGS = [
     (
         {"device_iterations": 3},
         ConfigError,
-        r"steps_per_epoch=4 is no multiple.*\[3, 6\]",
+        r"steps_per_epoch=4 must be a multiple.*\[3, 6\]",
         fit(X, Y, batch_size=4, steps_per_epoch=4),
     ),
     ({"device_iterations": 3}, DataError, "the 3 updates", train_on_batch(X, Y)),

@@ -166,7 +166,7 @@ def test_other_values_follow_schedules_and_numbers_are_torchs():
 @pytest.mark.parametrize(
     ("optimizer", "schedules", "message"),
     [
-        ("adamw", "cosine", "is no dict"),
+        ("adamw", "cosine", "must be a dict"),
         ("adamw", {"lr": "cosine"}, r"compile\(lr_schedule"),
         ("adamw", {"loss_scaling": "cosine"}, "LossScaleRamp"),
         ("adamw", {"weight_decay": 0.5}, "has 0.5 for 'weight_decay'"),

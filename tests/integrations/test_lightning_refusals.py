@@ -171,7 +171,7 @@ def test_modules_that_are_none_are_refused():
         from_lightning(torch.nn.Linear(2, 1))
     with pytest.raises(ipufit.ConfigError, match="not a LightningModule"):
         from_lightning("net")
-    with pytest.raises(ipufit.ConfigError, match="no dict"):
+    with pytest.raises(ipufit.ConfigError, match="must be a dict"):
         from_lightning(Net(), trainer="gpu")
 
     class Untrained(torch.nn.Linear):

@@ -54,7 +54,7 @@ def test_a_mean_of_the_batch_cannot_be_weighted():
 
 @pytest.mark.parametrize("value", [0.5, None])
 def test_a_function_gives_a_tensor(value):
-    with pytest.raises(DataError, match="is no tensor"):
+    with pytest.raises(DataError, match="isn't a tensor"):
         FunctionMetric("f", lambda x, y: value).sums(scores(0), scores(1))
 
 

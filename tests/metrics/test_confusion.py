@@ -243,7 +243,7 @@ def test_a_class_without_a_pixel_can_be_ignored(void, second):
     if void > 0:
         assert figure(metric, moved, truths.byte()) == pytest.approx(plain)
     if void != 2:
-        with pytest.raises(DataError, match=r"no class of the outputs.*ignore_class"):
+        with pytest.raises(DataError, match=r"classes of the outputs.*ignore_class"):
             figure(MeanIoU(), moved, truths)
 
 

@@ -212,7 +212,7 @@ def test_nothing_optional_is_imported():
     ("make", "message"),
     [
         (lambda: Accuracy(name=3), "Accuracy has name=3: use a name"),
-        (lambda: StreamedFunction("f1"), "'f1' is no function of outputs"),
+        (lambda: StreamedFunction("f1"), "'f1' isn't a function of outputs"),
         (
             lambda: CrossEntropy(ignore_index=1.5),
             "ignore_index=1.5: use a whole",

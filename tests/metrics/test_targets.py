@@ -61,7 +61,7 @@ def test_targets_that_are_no_class_are_refused(weights, stranger):
     targets = CLASSES.clone().to(torch.tensor(stranger).dtype)
     targets[5] = stranger
     for name in OF_INDICES:
-        refuses(name, SCORES, targets, weights, "no class of the outputs")
+        refuses(name, SCORES, targets, weights, "classes of the outputs")
 
 
 @pytest.mark.parametrize("weights", [None, torch.ones(16)])
