@@ -169,7 +169,7 @@ BAD_LOOKS = {
         ("multiply them", train_on_batch(X, Y, torch.ones(32), {1: 2.0})),
         ("no targets to evaluate with", on_test_batch(X)),
         ("0 arrays for 4", set_weights([])),
-        ("0.weight is no array", set_weights([[[1.0], [2.0, 3.0]]] * 4)),
+        ("0.weight must be an array", set_weights([[[1.0], [2.0, 3.0]]] * 4)),
         (r"0.weight has shape \(1,\)", set_weights([np.zeros(1)] * 4)),
         ("a str", summary("x")),
     ],

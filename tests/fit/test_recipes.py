@@ -256,7 +256,7 @@ def test_validations_within_epochs_do_not_change_the_training(kinds):
             {"device_iterations": 2},
             {"validation_updates": 3},
             ConfigError,
-            "no multiple of the 2 updates",
+            "a multiple of the 2 updates",
         ),
         (
             {},
