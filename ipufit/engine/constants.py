@@ -70,7 +70,10 @@ _ALWAYS_CALLED = {"forward", "sums"}
 """Names of what torch and ipufit call."""
 _MISSING: Any = types.SimpleNamespace()
 _STEPS = 100_003
-"""A prime number. Code that reads a counter goes another way after so many steps."""
+"""Steps added to a counter, to see whether the program depends on the counter.
+
+It is a prime number, so that `counter % n` changes, too.
+"""
 
 
 @functools.lru_cache(maxsize=None)
@@ -329,7 +332,7 @@ class ReadableValues:
             return
         names = _code_names(code)
         self._add_names(names)
-        self._visit_variables("global ", variables, _code_globals(code))
+        self._visit_variables("global ", variables, _code_globals(code), names)
         package, imported = variables.get("__package__") or "", set(names)
         while package:
             imported.update(f"{package}.{name}" for name in names)
@@ -342,14 +345,18 @@ class ReadableValues:
         if is_module and (id(module), names) not in self._followed:
             self._followed.add((id(module), names))
             if _origin(module.__name__) == "user":
-                self._visit_variables(f"{module.__name__}.", vars(module), names)
+                self._visit_variables(f"{module.__name__}.", vars(module), names, names)
 
     def _visit_variables(
-        self, prefix: str, variables: dict[str, Any], names: frozenset[str]
+        self,
+        prefix: str,
+        variables: dict[str, Any],
+        names: frozenset[str],
+        attributes: frozenset[str],
     ) -> None:
-        """Visit variables of a Python module, and of modules among them."""
+        """Visit variables of a Python module, and attributes of modules among them."""
         for name in sorted(variables.keys() & names):
-            self._visit_module(variables[name], names)
+            self._visit_module(variables[name], attributes)
             if not isinstance(variables[name], types.ModuleType):
                 self._follow(f"{prefix}{name}", dict.get, variables, name, _MISSING)
 
@@ -486,7 +493,7 @@ class BakedInValues:
             texts = dict.fromkeys(readable.described(*c, when) for c in changes)
             return ", ".join([*texts][:3])
         if result != self._result:
-            return f"a value of more than {SIZE} has changed"
+            return f"one of more than {SIZE} values has changed"
         self._readable = ReadableValues(self._roots)
         return ""
 

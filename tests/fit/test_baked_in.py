@@ -199,6 +199,10 @@ PLACES = {
         imported, lambda m, value: setattr(settings, "SCALE", value),
         dict, r"SCALE was 1\.0",
     ),
+    "a module by a shorter name": (
+        lambda self: settings.SCALE,
+        lambda m, value: setattr(settings, "SCALE", value), dict, r"SCALE was 1\.0",
+    ),
     "a class, hidden": (Of.read, put("factor"), dict, r"module\.factor was missing"),
     "a default": (
         with_a_default,
