@@ -57,6 +57,13 @@ def service(request, monkeypatch):
     return service
 
 
+def test_calls_end_where_it_logs(service):
+    name = service.logger.__name__
+    assert CallbackList([service.logger()]).call_ends() == []
+    ends = CallbackList([service.logger(update_freq=50)]).call_ends()
+    assert ends == [(50, name)]
+
+
 def test_it_begins_and_ends_a_run(service):
     play(service.logger(name="n"), [{"loss": 2.0}, {"loss": 1.0}])
     (run,) = service.double.runs
