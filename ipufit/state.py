@@ -155,6 +155,8 @@ class RunState:
         told_by, self.request = self.told_by, None
         if told_by is not None:
             self.stop(told_by, is_eviction=True)
+        if not self.processes.are_several:  # others agree when they exchange requests
+            self.ending = self.request
 
     @property
     def stop_reason(self) -> str | None:

@@ -221,3 +221,24 @@ def test_a_stop_can_be_withdrawn_until_the_call_is_over():
     x, y = torch.zeros(8, 2), torch.ones(8, 1)
     history = model.fit(x, y, 4, epochs=2, verbose=0, callbacks=Withdrawing())
     assert history.epoch == [0, 1]
+
+
+class WithdrawingAfterValidation(Callback):
+    """Stops the run in its validation, and withdraws it at the end of the epoch."""
+
+    def on_test_batch_end(self, batch, logs):
+        self.model.stop_training = True
+
+    def on_epoch_end(self, epoch, logs):
+        self.model.stop_training = False
+        assert not self.model.stop_training
+        assert self.run.stop_reason is None
+
+
+def test_a_stop_can_be_withdrawn_after_a_validation():
+    model = IPUModel(torch.nn.Linear(2, 1))
+    model.compile("sgd", "mse")
+    x, y = torch.zeros(8, 2), torch.ones(8, 1)
+    stops = WithdrawingAfterValidation()
+    data = {"validation_data": (x, y), "callbacks": stops}
+    assert model.fit(x, y, 4, epochs=2, verbose=0, **data).epoch == [0, 1]
