@@ -56,10 +56,8 @@ class SavingCallback(Callback):
 
     @property
     def hears_every(self) -> int | None:
-        """Return `save_freq` in updates, at which calls end; None for epochs."""
-        if not isinstance(self.save_freq, int):
-            return None
-        return math.gcd(self.save_freq, self.updates_since_save)
+        """Return the updates between two saves, at which calls end; None for epochs."""
+        return self.save_freq if isinstance(self.save_freq, int) else None
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Reset the count of updates for a new run."""
@@ -97,8 +95,8 @@ class SavingCallback(Callback):
         """
         raise NotImplementedError
 
-    def save_evicted(self) -> None:
-        """Save the whole run because the process was told to end."""
+    def save_run(self) -> None:
+        """Save the whole run, as when the process was told to end."""
         raise NotImplementedError
 
     @property
@@ -110,7 +108,7 @@ class SavingCallback(Callback):
         if self._saved == self._now:
             return
         try:
-            self.save_evicted()
+            self.save_run()
         except (ConfigError, UnsupportedError) as error:
             warn(
                 f"The run was told to end, and couldn't be saved: {error} It will go "
@@ -226,6 +224,13 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
             self.run.on_eviction(self._save_if_possible)
 
     @property
+    def hears_every(self) -> int | None:
+        """Return updates after which calls end, so that one ends at each save."""
+        if not isinstance(self.save_freq, int):
+            return None
+        return math.gcd(self.save_freq, self.updates_since_save)  # it counts on
+
+    @property
     def needs_metric(self) -> bool:
         """Whether a run without the metric is refused, as with `save_best_only`."""
         return self.save_best_only and super().needs_metric
@@ -258,7 +263,7 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
         return {field for field in fields if field} - {"epoch", "batch"}
 
     def save(self, epoch: int, logs: dict[str, Any], fields: dict[str, Any]) -> None:
-        """Save weights or the whole run, if `save_best_only` lets it."""
+        """Save weights or the run; with `save_best_only`, only an improvement."""
         path = self._path({**fields, "epoch": epoch + 1})
         if not self._is_due(epoch, logs, path):
             return
@@ -273,8 +278,8 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
         self.model.save_weights(path, moment=moment)
         self._say_finished(epoch, path)
 
-    def save_evicted(self) -> None:
-        """Save the whole run because the process was told to end."""
+    def save_run(self) -> None:
+        """Save the whole run, as when the process was told to end."""
         epoch, moment = self.run.epoch, self._moment({})
         if self._last_moment is not None and self._last_moment.update == moment.update:
             moment = self._last_moment  # has the metric
@@ -402,9 +407,9 @@ class BackupAndRestore(SavingCallback):
 
     def save(self, epoch: int, logs: dict[str, Any], fields: dict[str, Any]) -> None:
         """Save the whole run, once all callbacks have handled the event."""
-        self.run.after_hooks(self.save_evicted)
+        self.run.after_hooks(self.save_run)
 
-    def save_evicted(self) -> None:
+    def save_run(self) -> None:
         """Save the whole run."""
         self._saved = self._now
         complete = self.run.epoch + self.run.is_epoch_done
@@ -418,7 +423,6 @@ class BackupAndRestore(SavingCallback):
         killed before it uses the result.
         """
         run = self.run
-        self.updates_since_save = 0  # the next `fit` reads it before it begins
         is_cut = run.stop_reason in (EVICTED, "interrupted")
         if not is_cut:
             is_cut = any(run.processes.gathered(run.told_by is not None))
