@@ -57,7 +57,6 @@ from ipufit.engine.program import (
     ProgramSpec,
     TrainingProgram,
     TrainingSpec,
-    gradient_anchors,
 )
 from ipufit.engine.rows import RowBuffer, Rows, check_rows, cut, returned_rows
 from ipufit.engine.step import CountsMissingError, Packing
@@ -276,7 +275,7 @@ class Training:
             computation=self.metrics.objective.trained,
             objective=self.metrics.objective,
             optimization=self.optimization,
-            watched=sorted(gradient_anchors(self.watched)),
+            watched=sorted(self.watched),
         )
 
     @property
@@ -289,7 +288,7 @@ class Training:
         """Train on one call, and add to the metrics.
 
         Args:
-            call: list[Tensor] of the call.
+            call: The call.
             is_scheduled: False to leave learning rates and the count of updates
                 unchanged.
         """
@@ -897,9 +896,9 @@ def train(
             run.begin_epoch(epoch)
             training.metrics.reset()
             hooks.on_epoch_begin(epoch, {})
-            uninterrupted.remember_signals()  # a hook may have set a handler
         elif validations.are_due(run.calls):
             validate()
+        uninterrupted.remember_signals()  # a hook may have set a handler
         for call in awaited(batches.epoch(run.calls)):
             first = run.calls * updates
             hooks.on_train_batch_begin(first, {})

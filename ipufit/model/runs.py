@@ -114,8 +114,11 @@ class Runs:
                 do_all([self._executors.detach], is_failing=True)
             raise
         finally:
-            uninterrupted.forget_signals()
             self._hooks.remove(hooks)
+            if self.are_under_way:
+                uninterrupted.remember_signals()
+            else:
+                uninterrupted.forget_signals()
             with exchanges_off() if is_failing else contextlib.nullcontext():
                 do_all(
                     [
@@ -133,9 +136,11 @@ class Runs:
         hooks.give_back(self._hooks)
         self._hooks.insert(0, hooks)
         hooks.run.is_paused = True
+        uninterrupted.forget_signals()
         try:
             yield
         finally:
+            uninterrupted.remember_signals()
             hooks.run.is_paused = False
             self._hooks.remove(hooks)
             self._hooks.append(hooks)
