@@ -38,7 +38,7 @@ extensions = [
     "keywords",
     "public_names",
 ]
-# The second is for builds without a network: the names that these pages mention.
+# The second is for builds without a network: a line for each name that pages mention.
 intersphinx_mapping = {
     "torch": ("https://docs.pytorch.org/docs/stable/", (None, "torch.inv")),
 }
@@ -66,7 +66,6 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False  # "The loss: ..." begins with no type
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
-napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 # A name in backticks is a link if the site has it, else code (see public_names.py).
 default_role = "name"

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.errors import ExtensionError
 
 KEYWORDS = {
     "changelog": ["changelog", "release notes", "breaking changes"],
@@ -56,7 +58,15 @@ def add_entries(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = f"```{{index}} {entries}\n```\n\n{source[0]}"
 
 
+def check_pages(app: Sphinx, env: BuildEnvironment) -> None:
+    """Refuse words that lead to a page which isn't there."""
+    missing = sorted(set(KEYWORDS) - env.found_docs)
+    if missing:
+        raise ExtensionError(f"keywords.py names pages that don't exist: {missing}")
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Add the entries when a page is read."""
     app.connect("source-read", add_entries, priority=600)
+    app.connect("env-updated", check_pages)
     return {"parallel_read_safe": True}

@@ -74,6 +74,9 @@ def write_pages(app: Sphinx) -> None:
     readme = (FOLDER / "README.md").read_text("utf-8")
     titles = dict(ROW.findall(readme))
     PAGES.mkdir(exist_ok=True)
+    for path in PAGES.glob("*.md"):
+        if path.stem not in titles:
+            path.unlink()
     for name, description in SECTION.findall(readme):
         path, page = PAGES / f"{name}.md", script_page(name, titles[name], description)
         if not path.exists() or path.read_text("utf-8") != page:

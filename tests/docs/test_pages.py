@@ -173,6 +173,10 @@ ROWS = [
 ]
 
 
+def test_the_readme_has_the_number_of_concerns():
+    assert f"[{len(ROWS)} concerns]" in (ROOT / "README.md").read_text("utf-8")
+
+
 def public(name):
     """A public name, or a method of the model without its class."""
     owner, _, own = name.rpartition(".")
