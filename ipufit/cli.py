@@ -637,10 +637,11 @@ def _parser_of_launch() -> tuple[argparse.ArgumentParser, list[str]]:
 
 def _count(text: str) -> int:
     number = _env.whole_number(text)
-    if not number or number > doctor.MOST_IPUS:
+    most = doctor.MOST_IPUS_OF_POD
+    if not number or number > most:
         raise argparse.ArgumentTypeError(
-            f"{text!r:.40} is not a number from 1 to {doctor.MOST_IPUS}, the IPUs of "
-            "the largest pod"
+            f"{text!r:.40} is not a number from 1 to {most}, the IPUs of the largest "
+            "pod"
         )
     return number
 

@@ -109,6 +109,7 @@ def _field(
         phase: "training" or "inference", if only such programs have the option.
         inference: Whether `IPUConfig(inference=...)` takes the field; or a text why it
             doesn't. By default `inference` takes the options of both phases.
+        default: Default of the field.
         **more: Arguments of `dataclasses.field`.
     """
     if inference is None:
@@ -138,7 +139,7 @@ def _built_in(value: Any) -> Any:
 def _are_names(value: Any) -> bool:
     names = [value] if isinstance(value, str) else value
     is_listed = isinstance(names, (tuple, list)) and bool(names)
-    return is_listed and all(isinstance(one, str) and one for one in names)
+    return is_listed and all(isinstance(name, str) and name for name in names)
 
 
 def _check_names(name: str, value: Any) -> None:
@@ -182,13 +183,13 @@ def _check_inference(name: str, value: Any) -> None:
             f"inference={shown(value)} must be a mapping: give values by the names of "
             'fields, as in inference={"execution": "sharded"}.'
         )
-    entries = {entry.name: entry.metadata["inference"] for entry in fields(IPUConfig)}
+    taken = {field.name: field.metadata["inference"] for field in fields(IPUConfig)}
     for field_name in value:
-        entry = entries.get(field_name, False)
-        if isinstance(entry, str):
-            raise ConfigError(f"inference has {field_name!r}: {entry}.")
-        if not entry:
-            known = [known for known, entry in entries.items() if entry is True]
+        reason = taken.get(field_name, False)
+        if isinstance(reason, str):
+            raise ConfigError(f"inference has {field_name!r}: {reason}.")
+        if not reason:
+            known = [name for name, is_taken in taken.items() if is_taken is True]
             raise UnknownNameError("field of inference", str(field_name), known)
     if value.get("pipeline") == _AUTO:
         raise ConfigError(

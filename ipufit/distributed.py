@@ -86,7 +86,7 @@ class ProcessInfo:
 
 
 ALONE = ProcessInfo()
-"""The only process of a run."""
+"""A process that runs alone."""
 
 # This process -------------------------------------------------------------------------
 
@@ -129,9 +129,8 @@ def get_process_info() -> ProcessInfo:
         return _configured
     is_child = multiprocessing.parent_process() is not None
     if is_child and not has_group():
-        told = (
-            _env.process_of_parent()
-        )  # unless a launcher has started this process since
+        # Not used if a launcher has started this process since.
+        told = _env.process_of_parent()
         if told is not None and told[2] == _launched_in_words():
             return ProcessInfo(told[0], told[1], told[0], "config")
     info = _launched()
@@ -187,7 +186,7 @@ def exchanges_off() -> Iterator[None]:
     """Let every exchange inside the context fail at once.
 
     A process whose run has failed is no longer at the same exchange as the others,
-    which would take its values for others.
+    which would take its values for those of another exchange.
 
     Example:
         >>> with exchanges_off():

@@ -41,7 +41,7 @@ EXTRAS = {
 
 _PREFIXES = ("IPUFIT_", "IPUOF_", "POPART_", "POPDIST_", "POPLAR_", "POPTORCH_")
 _SECRET = re.compile("KEY|PASSWORD|SECRET|TOKEN")
-MOST_IPUS = 1024
+MOST_IPUS_OF_POD = 1024
 """IPUs of the largest pod, a Bow Pod1024."""
 
 
@@ -81,10 +81,9 @@ def examine() -> tuple[Finding, ...]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Say what is installed, and what is missing.
+    """Report what is installed, which PopTorch is used and why, and what is missing.
 
-    Which PopTorch is used, and why, is said, too. The exit status is 1 if models can't
-    run as was asked.
+    The exit status is 1 if models can't run as configured.
     """
     parser = argparse.ArgumentParser(prog="ipufit doctor", description=main.__doc__)
     parser.add_argument("--json", action="store_true", help="print data for programs")
@@ -176,7 +175,7 @@ def _ipus(poptorch: Any) -> _Row:
         )
         return "IPUs", "none", advice, True
     count = 1
-    while count < MOST_IPUS and poptorch.ipuHardwareIsAvailable(2 * count):
+    while count < MOST_IPUS_OF_POD and poptorch.ipuHardwareIsAvailable(2 * count):
         count *= 2
     version = poptorch.ipuHardwareVersion()
     return "IPUs", f"up to {count} for one program, of version {version}"

@@ -468,7 +468,7 @@ class TrainedState:
         self.optimization.load_state_dict(checkpoint.state["updates"])
         if self.average is not None:
             self.average.load_state_dict(_averages(checkpoint))
-        # Last: after the checks, loading the schedule can't fail.
+        # Weights come last: after the checks, copying them can't fail.
         with torch.no_grad():
             for group, own in groups_of_module(module).items():
                 for name, tensor in own.items():
@@ -920,7 +920,7 @@ class Snapshot:
         """Refuse a checkpoint that can't be restored; change nothing.
 
         The sums of metrics aren't checked here: the names and sizes that they must
-        have are known once the training program was traced. `put_back` checks them.
+        have are unknown until the training program is traced. `put_back` checks them.
 
         Args:
             checkpoint: A checkpoint that `check_has_run` accepts.
@@ -964,8 +964,8 @@ class Snapshot:
             checkpoint: A checkpoint that `check` accepts, of a run with equal settings.
 
         Raises:
-            ConfigError: The checkpoint's metrics of the present epoch are others than
-                those of the training program.
+            ConfigError: The metrics of the present epoch differ between the checkpoint
+                and the training program.
             DamagedCheckpointError: The device can't take the random state.
         """
         state, training, run = checkpoint.state, self.training, self.run
@@ -1148,7 +1148,7 @@ def _replace_arrays(value: Any, tensors: Tensors) -> Any:
     if isinstance(value, (list, tuple)):
         if are_numbers(value):
             return list(value)
-        return [_replace_arrays(one, tensors) for one in value]
+        return [_replace_arrays(element, tensors) for element in value]
     return value
 
 

@@ -139,9 +139,7 @@ class History(Callback):
                 trained, label = self._axes_and_label(key)
                 if name in (key, trained) or key == f"val_{name}":
                     epochs = [epoch + 1 for epoch in self.epochs_of[key]]
-                    marker = (
-                        "." if len(epochs) < 50 else None
-                    )  # mark points if there are few
+                    marker = "." if len(epochs) < 50 else None  # for few points
                     part.plot(epochs, values, label=label, marker=marker)
             part.set_xlabel("epoch")
             part.set_ylabel(name)

@@ -205,10 +205,8 @@ class _Batches:
     ) -> Iterator[Rows]:
         rows = self._division.rows_of_all
         for number, batch in enumerate(batches):
-            left, first = (
-                count - (order.start.calls + number) * rows,
-                number * self._rows,
-            )
+            left = count - (order.start.calls + number) * rows
+            first = number * self._rows
             if left <= 0:
                 return
             sample_of = partial(_sample_index, order, first)
@@ -708,7 +706,7 @@ class InferenceBatches(_Batches):
         if blocks is None:
             blocks = source.blocks()
             if self._max_rows is not None and source.is_one_shot:
-                self._ongoing = blocks  # of a generator the next ones come then
+                self._ongoing = blocks  # the next iteration goes on with a generator
         done = 0
         for batch, each in self._calls_of_all(
             self._split_stream(source, blocks, self._max_rows)

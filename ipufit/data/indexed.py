@@ -180,7 +180,6 @@ class IndexLoader:
         are_several: Whether several processes divide the samples.
 
     Attributes:
-        is_elsewhere: Whether other processes load.
         is_seeded: Whether each sample is loaded with its own seed, so that it is the
             same in whichever process it is loaded. True if other processes load, or
             if several processes divide the samples; False for samples in memory, which
@@ -199,12 +198,12 @@ class IndexLoader:
     ) -> None:
         self._plan, self._options = plan, options
         self._num_workers, self._mode = num_workers, mode
-        self.is_elsewhere = num_workers > 0 or mode != "sync"
+        self._is_elsewhere = num_workers > 0 or mode != "sync"
         self._error_file = Path(tempfile.gettempdir(), f"ipufit-{uuid.uuid4().hex}.txt")
         self._dataset: Any = dataset
         self.is_seeded = False
         if isinstance(dataset, FlatDataset):
-            self.is_seeded = self.is_elsewhere or are_several
+            self.is_seeded = self._is_elsewhere or are_several
             # Another `IndexLoader` may load the dataset with other seeds.
             reported = self._error_file if mode != "sync" else None
             self._dataset = replace(dataset, error_file=reported)
@@ -226,7 +225,7 @@ class IndexLoader:
         Raises:
             DataError: The process that loads has failed.
         """
-        if isinstance(self._dataset, ArrayDataset) and not self.is_elsewhere:
+        if isinstance(self._dataset, ArrayDataset) and not self._is_elsewhere:
             if self._dataset.rows is not None:
                 torch.empty((), dtype=torch.int64).random_()  # as a loader draws a seed
             rows = self._plan.samples_per_call
@@ -247,7 +246,7 @@ class IndexLoader:
         return self._each(self._iterator)
 
     def _each(self, iterator: Iterator[Any]) -> Iterator[list[Tensor]]:
-        keeps_random = self.is_seeded and not self.is_elsewhere
+        keeps_random = self.is_seeded and not self._is_elsewhere
         while True:  # `for` calls iter(), and PopTorch's begins anew
             before = HostRandomState() if keeps_random else None
             try:

@@ -424,7 +424,9 @@ class Executors:
         self._trainer: TrainingProgram | None = None  # on the device, or the last there
         self._ahead: TrainingProgram | None = None  # it has newer weights
         self._is_trainer = False  # of all weights: no other model has some of them
-        self._lenders: weakref.WeakSet[Executors] = weakref.WeakSet()  # of them
+        self._lenders: weakref.WeakSet[Executors] = (
+            weakref.WeakSet()
+        )  # trained some before
         self._exact: list[tuple[Tensor, Tensor]] = []  # values before float32
         self._moved: list[HostValue] = []  # 0-d buffers that `forward` changes
         self._news: list[str] = []

@@ -353,7 +353,7 @@ def _check_arguments(
                 f"{kind}.forward{signature} has no argument {unknown[0]!r}, and "
                 f"samples have {passed}. A dict of inputs gives arguments by name. If "
                 f"it is a target, name it, y={unknown[0]!r}, in predict() too; else "
-                f"take it out of the samples.{'' if others else nest}"
+                f"take it out of the samples.{nest}"
             ) from None
         raise DataError(
             f"{kind}.forward{signature} doesn't take the inputs that are given "
@@ -891,10 +891,11 @@ class Step(torch.nn.Module):
                 with last_block(config.last_block, blocks):
                     rows = self.structure.num_rows(batch)
                     own_loss = _checked_mean(own_loss, noted, rows)
-                    results = self._trained if training else self._predicted
-                    tensors, loss, findings = results(
-                        batch, own_loss, outputs, scalars, noted
-                    )
+                    results = own_loss, outputs, scalars, noted
+                    if training:
+                        tensors, loss, findings = self._trained(batch, *results)
+                    else:
+                        (tensors, findings), loss = self._predicted(*results), ()
                     if overlap is not None:  # the loss stays the one that is marked
                         tensors = tuple(
                             poptorch.set_overlap_for_output(tensor, overlap)
@@ -1008,13 +1009,12 @@ class Step(torch.nn.Module):
 
     def _predicted(
         self,
-        batch: Sequence[Tensor],
         own_loss: Tensor | None,
         outputs: Any,
         scalars: Scalars,
         noted: ResultsNoted,
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Findings]:
-        """Return the results of an inference program, as `_trained` does."""
+    ) -> tuple[tuple[Tensor, ...], Findings]:
+        """Return the results of an inference program."""
         if own_loss is not None:
             if "loss" in scalars:
                 raise ConfigError(
@@ -1028,7 +1028,7 @@ class Step(torch.nn.Module):
         elif self.computation.step is not None and self.computation.takes_labels:
             _require_outputs(outputs)
         tensors, packing = Packing.of(outputs, scalars)
-        return tensors, (), Findings(packing, probabilities)
+        return tensors, Findings(packing, probabilities)
 
     @property
     def _targets_hint(self) -> str:

@@ -295,7 +295,7 @@ class FunctionMetric(Metric):
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Return the sum of the values and their number, both weighted."""
-        target_means = TargetMeans()  # ipufit's own functions ignore targets outside
+        target_means = TargetMeans()  # ipufit's functions ignore no targets
         with target_means if self._is_users else contextlib.nullcontext():
             values = self.function(outputs, targets)
         if not isinstance(values, Tensor):
@@ -354,10 +354,8 @@ def outputs_first(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
         raise ConfigError(f"{shown(function)} isn't a function of outputs and targets.")
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (
-        TypeError,
-        ValueError,
-    ):  # torch's functions in C++, which have outputs first
+    except (TypeError, ValueError):
+        # torch's functions in C++ have outputs first.
         return function
     positional = (
         inspect.Parameter.POSITIONAL_ONLY,

@@ -193,7 +193,7 @@ class TopKAccuracy(_Share):
         ahead = scores.le(target).logical_not()
         ahead = ahead.logical_or(scores.eq(target).logical_and(is_earlier))
         is_right = ahead.to(torch.float32).sum(dim=-1).lt(self._k)
-        return is_right.logical_and(counts.ne(0)), counts
+        return is_right, counts
 
 
 class TopKCategoricalAccuracy(TopKAccuracy):

@@ -107,7 +107,7 @@ class FitArguments:
         return cls(**{n: value for n, value in arguments.items() if n in names})
 
     def after_split(self, checkpoint: files.Checkpoint | None) -> FitArguments:
-        """Return the arguments for the training part of a validation split."""
+        """Return the arguments for the training part, with the checkpoint to resume."""
         arguments = object.__new__(FitArguments)  # all are checked already
         of_split = {"validation_split": 0.0, "checkpoint": checkpoint}
         vars(arguments).update({**vars(self), **of_split})
@@ -180,7 +180,6 @@ def calls_between(
     """
     if updates is None:
         return None
-    check_whole("validation_updates", updates, least=1)
     calls, rest = divmod(updates, per_call)
     if rest:
         raise ConfigError(

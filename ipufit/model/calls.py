@@ -375,7 +375,7 @@ class CallPlanner:
             multiples = {f"the {words} of {span}": updates, **multiples}
         for name in ("steps_per_epoch", "validation_updates"):
             value = getattr(arguments, name)
-            if isinstance(value, int) and value > 0:  # others are refused later
+            if value is not None:
                 multiples[f"{name}={value}"] = value
 
         # What a call holds, and how long it takes.
@@ -426,7 +426,7 @@ class CallPlanner:
         if count is not None and arguments.validation_split:
             count = num_trained_on(count, arguments.validation_split)
         is_enough = count is None or count >= plan.samples_per_call * plan.processes
-        if isinstance(steps, int) and steps > 0 and is_enough:  # others, fit refuses
+        if steps is not None and is_enough:
             count = steps * plan.batch_size
         nearest: tuple[int, ...] = ()
         if count is not None and not arguments.pads:
@@ -706,7 +706,7 @@ class CallPlanner:
         known = [count for count in counts if count is not None]
         is_one_call = len(known) == len(counts)
         is_one_call = is_one_call and max(known) <= plan.batch_size * least
-        if is_one_call and all(one % plan.micro_batch_size == 0 for one in known):
+        if is_one_call and all(count % plan.micro_batch_size == 0 for count in known):
             return choices.Choice(least)
 
         # Bytes of inputs, labels and outputs of a pass in one process, if they can be
@@ -716,9 +716,9 @@ class CallPlanner:
         key = computation, source.structure, shapes
         program = self.module, computation, source.structure
         on_host = host_calls.HostProgram(*program, example)
-        if all(one != key for one, _ in self._output_sizes):
+        if all(known_key != key for known_key, _ in self._output_sizes):
             self._output_sizes.append((key, on_host.output_size()))
-        size = next(found for one, found in self._output_sizes if one == key)
+        size = next(s for known_key, s in self._output_sizes if known_key == key)
         num_bytes = None
         if size is not None:
             on_host.refuse_other_axes(size.outputs)

@@ -42,8 +42,8 @@ def state_of(model: Any, own_names: Collection[str]) -> dict[str, Any]:
             of_module = groups_of_module(model.module)
             others = {n: t for n, t in trained.tensors.items() if n not in of_module}
             trained = files.Checkpoint(others, trained.state)
-    # The optimizer that `compile` got may have parameters of the module that
-    # `IPUModel` got, which another module stands for.
+    # `compile` may have got an optimizer with the parameters of the user's module, of
+    # which a copy is trained (`Counterparts`).
     optimizer = None if settings is None else settings.arguments["optimizer"]
     groups: Sequence[Any] = ()
     if isinstance(optimizer, torch.optim.Optimizer):
@@ -111,8 +111,8 @@ def independent_copy(
         state["config"] = config
     if arguments and state["arguments"] is not None:
         state["arguments"] = {**state["arguments"], **arguments}
-        state["trained"] = None  # of another schedule
-    attributes = state.pop("attributes")  # a step of its own reads them
+        state["trained"] = None  # it belongs to another schedule
+    attributes = state.pop("attributes")  # shared: steps of the model read them
     try:
         state = deep_copied(state)
     except Exception as error:  # a user's object may raise anything

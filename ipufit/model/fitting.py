@@ -38,7 +38,7 @@ class FitPlan:
     Attributes:
         training: The training, and the calls of its epochs.
         validated: The validation sets by name; the only set has the name `""`.
-        validations: The evaluations of the sets, and the times of the evaluations.
+        validations: The evaluations of the sets, and when they are made.
         epochs: Indices of the epochs to come.
         updates_per_epoch: Number of updates of an epoch; None if unknown.
         total_updates: Number of updates of all epochs to come; None if unknown.

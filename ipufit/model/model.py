@@ -742,9 +742,8 @@ class IPUModel:
         # Passes are numbered by updates, so that no batch draws alike.
         training = self._planner.training(source, arguments, optimization.num_updates)
         self._require_ipus()
-        is_in_fit = (
-            self._runs.snapshot is not None
-        )  # at its rates; its schedules don't move
+        # In a fit its rates hold, and its schedules don't move.
+        is_in_fit = self._runs.snapshot is not None
         with optimization.paused() if is_in_fit else contextlib.nullcontext():
             if not is_in_fit and self._batch_loop is not optimization:
                 optimization.begin_fit(None, updates)
@@ -1299,10 +1298,9 @@ class IPUModel:
             ConfigError: The name ends in something else.
             FileError: The file can't be written; a file that was there before is whole.
         """
-        weights = self._fetched_state()
-
         if moment is not None:
             check_instance("moment", moment, files.SavedAt)
+        weights = self._fetched_state()
 
         def write() -> str:
             files.save_weights(weights, path, moment=moment)
@@ -1543,9 +1541,8 @@ class IPUModel:
     @property
     def weight_average(self) -> WeightAverage | None:
         """The average of the weights (`ema_momentum`); None without one."""
-        return (
-            None if self._planner.settings is None else self._planner.settings.average
-        )
+        settings = self._planner.settings
+        return None if settings is None else settings.average
 
     @property
     def stop_training(self) -> bool:

@@ -871,10 +871,8 @@ class TorchScheduler(Setter):
 
     def state_fault(self, state: Any, where: str, *, is_begun: bool) -> str | None:
         """Return why a copy of the scheduler can't load the state, or None."""
-        source, fault = (
-            self._mirror.source,
-            super().state_fault(state, where, is_begun=is_begun),
-        )
+        source = self._mirror.source
+        fault = super().state_fault(state, where, is_begun=is_begun)
         parts = [*_list_schedulers(self._scheduler)]
         if fault is not None or not all(map(_has_no_user_code, parts)):
             return fault
@@ -1047,7 +1045,7 @@ def make_schedules(
 
     Raises:
         UnknownNameError: The optimizer has no such value, or there is no such schedule.
-        ConfigError: The value is 0 in all groups, or has another argument.
+        ConfigError: The value is 0 in all groups, or another argument sets it.
     """
     if schedules is None:
         return {}

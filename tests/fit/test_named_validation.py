@@ -138,7 +138,7 @@ def test_monitors_take_the_names_and_know_which_way_is_better(tmp_path):
         verbose=0,
     )
     assert stop.direction == best.store.mode == "max"
-    assert "val_in_accuracy hasn't improved" in model._runs.fit.stop_reason
+    assert "val_in_accuracy hasn't improved" in stop.run.stop_reason
     losses = history.history["val_out_loss"]
     assert save.best == min(losses)
     assert model.optimizer.param_groups[0]["lr"] < 1.0
