@@ -24,7 +24,7 @@ FLOORS = {
         "_hints",
         "errors types",
         "_arguments",
-        "_env _files _kinds _lazy _signals _torchrun _tree _version emulator",
+        "_env _files _kinds _lazy _modules _signals _torchrun _tree _version emulator",
         "_poptorch batching",
         "distributed",
         "config doctor metrics mixing optimizers planning state",
