@@ -677,7 +677,8 @@ class Executors:
             ConfigError: A value that is compiled into the program has changed.
         """
         self._take_over()  # a callback may have trained another model
-        self.take_back()
+        if self._has_lent:
+            self.take_back()
         program.check()
         if program is not self._trainer:  # another run had a program of its own
             self._leave_training()
