@@ -29,7 +29,7 @@ from torch import Tensor
 from ipufit._poptorch import poptorch
 from ipufit._signals import uninterrupted
 from ipufit._tree import leaves_of, map_tensors, tree_map
-from ipufit.batching import BatchPlan
+from ipufit.batching import BatchPlan, Choice
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches, pad
 from ipufit.data.random_state import HostRandomState, set_random_state
@@ -70,7 +70,6 @@ from ipufit.errors import (
     warn,
 )
 from ipufit.optimizers import Optimization, WeightAverage
-from ipufit.planning.choices import Choice
 from ipufit.state import EVICTING_SIGNALS, RunState, Stop, awaited, span
 from ipufit.types import Logs
 
@@ -201,23 +200,6 @@ class ProcessSync:
         return max(1, min(int(wanted), 2 * self._interval, _MOST_CALLS))
 
 
-def remark_on(choice: Choice | None, unit: str, name: str) -> str:
-    """Describe the size of a call, and why it isn't larger, if ipufit chose it.
-
-    Example:
-        >>> choice = Choice(16, "32 would pad 80 passes to 96")
-        >>> remark_on(choice, "pass", "inference_iterations")
-        '16 passes per call (inference_iterations left open); not more because 32 ...'
-    """
-    if choice is None or not choice.reason:
-        return ""
-    plural = f"{unit}es" if unit.endswith("s") else f"{unit}s"
-    return (
-        f"{choice.value} {unit if choice.value == 1 else plural} per call ({name} left "
-        f"open); not more because {choice.reason}"
-    )
-
-
 @dataclass(eq=False)
 class Training:
     """The program, optimizer and metrics that a training call uses and changes.
@@ -281,7 +263,7 @@ class Training:
     @property
     def remark(self) -> str:
         """Updates of a call and why not more, as text; "" if ipufit didn't choose."""
-        return remark_on(self.choice, "update", "device_iterations")
+        return self.choice.remark("update", "device_iterations") if self.choice else ""
 
     @uninterrupted
     def run(self, call: Call, *, is_scheduled: bool = True) -> None:
@@ -456,7 +438,7 @@ class Inference:
     @property
     def remark(self) -> str:
         """Passes of a call and why not more, as text; "" if ipufit didn't choose."""
-        return remark_on(self.choice, "pass", "inference_iterations")
+        return self.choice.remark("pass", "inference_iterations") if self.choice else ""
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program, with the newest weights."""

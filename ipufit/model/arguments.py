@@ -315,8 +315,7 @@ def with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig:
     if steps_per_execution is None:
         return config
     check_whole("steps_per_execution", steps_per_execution, least=1)
-    options, now = config.training_options, config.device_iterations
-    now = now if options is None else options.device_iterations
+    now = config.updates_per_call
     if now not in (None, steps_per_execution):
         raise ConfigError(
             f"steps_per_execution={steps_per_execution}, but the config has "

@@ -721,10 +721,7 @@ class IPUModel:
         optimization = self._planner.require_compiled().optimization
         source = as_batch(x, y, sample_weight)
         self._columns = source.columns
-        options = self.config.training_options
-        updates = self.config.device_iterations or 1
-        if options is not None:
-            updates = options.device_iterations
+        updates = self.config.updates_per_call or 1
         rows = source.num_samples or 0  # that of arrays is known
         self.processes.require_same("train_on_batch", samples=source.num_samples)
         size, rest = divmod(rows, updates)
