@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a run, through which callbacks stop it, and its spans in a profile.
 
-A run ends early in these steps, each with an attribute of `RunState`:
+A run ends early in these steps, each with an attribute of `RunState`. The loops ask
+`engine/stopping.py` after each call:
 
 - A callback or a signal calls `stop`, which sets `request` in this process: a `Stop`
   with the reason. A plain stop ends the run for good. An eviction saves it first, so
@@ -163,6 +164,11 @@ class RunState:
         """Why the run was stopped early; None without a stop, or during an eviction."""
         stop = self.ending or self.request
         return None if stop is None or stop.is_eviction else stop.reason
+
+    @property
+    def is_evicted(self) -> bool:
+        """Whether all processes have agreed on an eviction that is under way."""
+        return self.ending is not None and self.ending.is_eviction
 
     def after_hooks(self, action: Callable[[], None]) -> None:
         """Call an action after all callbacks have handled the present event.
