@@ -8,7 +8,7 @@ import signal
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -28,6 +28,7 @@ from ipufit import (
 from tests.processes import runs
 from tests.reference import assert_same_weights, compiled, samples, weights
 from tests.resume.test_resume import Scenario, assert_same, result_of, seeded
+from tests.strategies import examples
 
 X, Y = samples(24)
 
@@ -58,6 +59,7 @@ def evaluated(model, form, rows):
     return model.evaluate(x, y, sample_weight=weight, verbose=0)
 
 
+@settings(max_examples=examples(32))
 @given(
     sets=st.dictionaries(
         st.sampled_from(["in", "out", "out_of", "ünlike/set", "loss"]),
