@@ -15,8 +15,6 @@ import ipufit
 from ipufit import (
     BackupAndRestore,
     EarlyStopping,
-    IPUConfig,
-    IPUModel,
     ModelCheckpoint,
     Optimizer,
     SwapEMAWeights,
@@ -212,8 +210,7 @@ def test_samples_that_were_trained_on_are_not_loaded_again(tmp_path):
 
     def fit(*callbacks):
         data = Recorded(x, y)
-        model = IPUModel(network(), IPUConfig(seed=1))
-        model.compile("adam", "cross_entropy")
+        model = reference.compiled(seed=1, optimizer="adam")
         model.fit(data, batch_size=4, epochs=2, verbose=0, callbacks=callbacks)
         return data.asked[-2 * COUNT :], data.asked
 
