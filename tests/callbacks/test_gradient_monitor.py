@@ -15,13 +15,13 @@ from ipufit import (
     GradientMonitor,
     IPUConfig,
     IPUModel,
-    NonFiniteGradientWarning,
     NonFiniteLossWarning,
     Optimizer,
     UnknownNameError,
     UnsupportedError,
     poptorch,
 )
+from ipufit.errors import NonFiniteGradientWarning
 from tests.reference import compiled
 from tests.strategies import examples
 
