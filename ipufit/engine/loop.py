@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
-import threading
 import time
 import zlib
 from dataclasses import dataclass, field
@@ -71,7 +69,7 @@ from ipufit.errors import (
 )
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.planning.choices import Choice
-from ipufit.state import EVICTING_SIGNALS, RunState, Stop, awaited, span
+from ipufit.state import RunState, Stop, awaited, evicting_signals, span
 from ipufit.types import Logs
 
 T = TypeVar("T")
@@ -629,7 +627,7 @@ class Evaluation(Inference):
             logs = processes.running(self.metrics, self._sums_of_waiting)
             hooks.on_test_batch_end(last, self.named(logs))
             processes.sync()
-            if processes.ends_evaluation or _is_evicted(run):
+            if processes.ends_evaluation or run.is_evicted:
                 break
         self._count_waiting()
         self.metrics.gather()
@@ -859,7 +857,7 @@ class Validations:
         for validation in self.sets:
             validation.prepare(display)
             logs.update(validation.run(hooks, run))
-            if before is not None and _is_evicted(run):
+            if before is not None and run.is_evicted:
                 for stream, first_pass in zip(streams, first_passes):
                     stream.load_state_dict(first_pass, is_due=True)
                 set_random_state(before.tensors(), generators)
@@ -942,31 +940,16 @@ def ended_in_order(
     """Handle interrupts of the loop inside the context.
 
     On Ctrl-C `on_train_end` gets the metrics of the last complete epoch, and the IPUs
-    are released; then the interrupt continues. SIGTERM and SIGUSR1 tell the run of an
-    eviction, if a callback saves then, and only the loop ends. Python handles signals
-    in the main thread only.
+    are released; then the interrupt continues. An eviction ends only the loop.
 
     Args:
         training: The training of the loop, whose IPUs are released.
         hooks: Callbacks of the run.
         run: State of the run.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    before: dict[Any, Any] = {}
-    if run.heeds_eviction and is_main:
-        for name in EVICTING_SIGNALS:
-            number = getattr(signal, name, None)  # Windows hasn't all of them
-            if number is not None:
-                before[number] = signal.signal(
-                    number, lambda *_, name=name: run.stop(name, is_eviction=True)
-                )
     try:
-        try:
+        with evicting_signals(run):
             yield
-        finally:
-            for number, own in before.items():
-                # None is a handler that wasn't installed from Python.
-                signal.signal(number, signal.SIG_DFL if own is None else own)
     except EvictedError:
         pass
     except KeyboardInterrupt:
@@ -975,10 +958,6 @@ def ended_in_order(
             hooks.on_train_end(dict(run.logs))
             training.executors.detach()
         raise
-
-
-def _is_evicted(run: RunState) -> bool:
-    return run.ending is not None and run.ending.is_eviction
 
 
 def _handle_requests(run: RunState, sync: Callable[[], None]) -> bool:
@@ -996,7 +975,7 @@ def _handle_requests(run: RunState, sync: Callable[[], None]) -> bool:
     """
     run.act()
     sync()
-    if _is_evicted(run):
+    if run.is_evicted:
         run.evict()
         raise EvictedError
     return run.ending is not None
