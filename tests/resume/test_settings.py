@@ -11,6 +11,7 @@ import torch
 
 from ipufit import Callback, ConfigError, IPUModel, ModelCheckpoint, Optimizer, Schedule
 from ipufit.checkpoint import load_checkpoint, write_checkpoint
+from tests.files.samples import same
 
 
 def scaled_loss(outputs, targets, k=1.0):
@@ -101,6 +102,36 @@ def test_other_parameters_in_the_groups_are_another_run(tmp_path):
     fit(path, biases, module=module)
     with pytest.raises(ConfigError, match=r"per group was \[3, 1\] and is \[2, 2\]"):
         fit(path, weights, resume=path, module=module)
+
+
+def grouped(sizes):
+    """A module, and an optimizer of torch with groups of so many parameters."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    rest, groups = [*module.parameters()], []
+    for size in sizes:
+        groups.append({"params": rest[:size], "lr": 0.1 / (1 + len(groups))})
+        rest = rest[size:]
+    return module, torch.optim.SGD(groups, lr=0.1)
+
+
+@pytest.mark.parametrize("sizes", [[4], [1, 1, 2]])
+@pytest.mark.parametrize("way", ["resume", "load"])
+def test_another_number_of_groups_of_the_optimizer_is_refused(tmp_path, sizes, way):
+    path = str(tmp_path / "run")
+    module, optimizer = grouped([2, 2])
+    fit(path, {"optimizer": optimizer}, module=module)
+    other, optimizer = grouped(sizes)
+    if way == "resume":
+        with pytest.raises(ConfigError, match=r"per group was \[2, 2\] and is \["):
+            fit(path, {"optimizer": optimizer}, resume=path, module=other, epochs=3)
+        return
+    model = IPUModel(other)
+    model.compile(optimizer, "mse")
+    before = model.checkpoint()
+    said = f"has 2 parameter groups, and this one {len(sizes)}. Compile with the same"
+    with pytest.raises(ConfigError, match=said):
+        model.load(path)
+    assert same(model.checkpoint(), before)
 
 
 def test_names_of_other_versions_are_passed_over(tmp_path):
