@@ -176,12 +176,20 @@ def _check_listed(
 
 
 def _check_same_tensors(now: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Refuse tensors of another module."""
+    """Refuse tensors of another module, or of other types."""
     odd = files.names_that_differ(now, saved, "shape", "dtype")
+    if odd and not files.names_that_differ(now, saved, "shape"):
+        name = odd[0]
+        raise ConfigError(
+            f"{name} is {saved[name].dtype} in the checkpoint, and {now[name].dtype} "
+            "in the module. Make the module with the types that it was saved with; or "
+            "load the weights alone, which are converted: "
+            "model.load_weights(path / 'model.safetensors')."
+        )
     if odd:
         raise ConfigError(
             f"The checkpoint has the weights of another module: {', '.join(odd)} are "
-            "only in one of the two, or have other shapes or types."
+            "only in one of the two, or have other shapes."
         )
 
 

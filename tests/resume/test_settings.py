@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from ipufit import Callback, ConfigError, IPUModel, ModelCheckpoint, Optimizer, Schedule
+from ipufit import (
+    Callback,
+    ConfigError,
+    IPUConfig,
+    IPUModel,
+    ModelCheckpoint,
+    Optimizer,
+    Schedule,
+)
 from ipufit.checkpoint import load_checkpoint, write_checkpoint
 from tests.files.samples import same
 
@@ -185,3 +193,19 @@ def test_rates_that_a_callback_has_set_are_no_other_optimizer(tmp_path):
         callbacks = [Halve(), ModelCheckpoint(path)]
         model.fit(X, Y, 2, epochs=epochs, verbose=0, callbacks=callbacks, resume=resume)
     assert model.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 / 16)
+
+
+def test_a_checkpoint_of_another_precision_names_types_and_the_way(tmp_path):
+    path = tmp_path / "saved"
+    saved, model = (
+        IPUModel(torch.nn.Linear(2, 2).to(dtype), IPUConfig(precision=precision))
+        for dtype, precision in [(torch.float32, "32.32"), (torch.float16, "16.16")]
+    )
+    for one in (saved, model):
+        one.compile("sgd", "mse")
+    saved.save(path)
+    said = "bias is torch.float32 in the checkpoint, and torch.float16 in the module"
+    with pytest.raises(ConfigError, match=rf"{said}.*model\.load_weights\(path / "):
+        model.load(path)
+    model.load_weights(path / "model.safetensors")
+    assert torch.equal(model.module.weight, saved.module.weight.half())
