@@ -12,12 +12,9 @@ from ipufit.callbacks import CallbackList
 from ipufit.data.datasets import Source
 from ipufit.data.sources import fit_sources
 from ipufit.engine.loop import Training, Validations
-from ipufit.resume import (
-    check_same_run,
-    described,
-    find_checkpoint,
-    numeric_settings,
-)
+from ipufit.resume.checks import SEEDED, check_same_run
+from ipufit.resume.finding import find_checkpoint
+from ipufit.resume.settings import described, numeric_settings
 from ipufit.types import PathLike
 
 from .arguments import (
@@ -124,7 +121,7 @@ def plan_fit(
         "steps_per_epoch": arguments.steps_per_epoch,
         "validation_updates": arguments.validation_updates,
         **numeric_settings(planner.config),
-        "samples seeded one by one": batches.is_seeded,
+        SEEDED: batches.is_seeded,
         "updates of the schedule": total if optimization.needs_total else None,
         "updates of an epoch": per_epoch if optimization.needs_epochs else None,
     }
