@@ -34,16 +34,6 @@ from .base import (
 )
 from .confusion import ratio
 
-__all__ = [
-    "AUC",
-    "AveragePrecision",
-    "ExactAUC",
-    "PrecisionAtRecall",
-    "RecallAtPrecision",
-    "SensitivityAtSpecificity",
-    "SpecificityAtSensitivity",
-]
-
 CURVES = ("ROC", "PR")
 _HEIGHTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "interpolation": lambda left, right: (left + right) / 2,
