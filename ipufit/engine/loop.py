@@ -486,10 +486,12 @@ class Evaluation(Inference):
         run.metrics = outer
         return logs
 
-    def names(self) -> set[str]:
+    def names(self, trained: MetricState) -> set[str]:
         """Return the metrics' names that are known before the first call."""
-        names = {one.full_name for one in self.metrics.objective.metrics}
-        return {"loss", *names, *self.program.step.findings.packing.names}
+        names, parts = {"loss"}, trained.parts
+        for one in self.metrics.objective.metrics:
+            names.update(parts.get(one.full_name, [one.full_name]))
+        return {*names, *self.program.step.findings.packing.names}
 
     def named(self, of_metrics: Mapping[str, T]) -> dict[str, T]:
         """Prefix the names of metrics with the name of the set."""
@@ -660,9 +662,9 @@ class Validations:
         for validation in self.sets:
             validation.batches.close()
 
-    def names(self) -> list[tuple[str, set[str]]]:
+    def names(self, trained: MetricState) -> list[tuple[str, set[str]]]:
         """Return the prefix of each set, and the names of its metrics."""
-        return [(validation.prefix, validation.names()) for validation in self.sets]
+        return [(each.prefix, each.names(trained)) for each in self.sets]
 
     def directions(self, trained: MetricState) -> dict[str, str]:
         """Return the better direction of each metric, those of training included."""

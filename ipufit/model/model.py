@@ -508,7 +508,8 @@ class IPUModel:
                 validations.prepare(display)
                 training.prepare(display)
                 run.directions.update(validations.directions(training.metrics))
-                names = names_in_logs(training.metrics.names, validations.names())
+                validated = validations.names(training.metrics)
+                names = names_in_logs(training.metrics.names, validated)
                 run.names = None if hooks.adds_names() else names
                 self.history, self._runs.saver = history, saver
                 hooks.on_train_begin({})
