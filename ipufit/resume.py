@@ -62,7 +62,7 @@ from ipufit.data.random_state import (
     seed_all,
 )
 from ipufit.data.streams import StreamSource, StreamState, packed, unpacked
-from ipufit.distributed import get_process_info, processes
+from ipufit.distributed import processes, warn_once
 from ipufit.engine.loop import Training
 from ipufit.engine.metric_state import RunningSums
 from ipufit.engine.objective import Objective
@@ -73,10 +73,9 @@ from ipufit.errors import (
     DataError,
     IpufitError,
     OtherLayoutWarning,
-    warn,
 )
 from ipufit.optimizers import Optimization, WeightAverage
-from ipufit.state import RunState
+from ipufit.state import RESUMES, RunState
 from ipufit.types import PathLike
 
 _DEPTH = 4
@@ -130,7 +129,7 @@ def check_same_run(
             "data that it began with; or, to train on from what was learnt, "
             "model.load(path) and fit() without resume."
         )
-    if saved == now or not get_process_info().is_first:
+    if saved == now:
         return
     others = ["random numbers of devices, such as dropout masks"]
     if _list_changes(saved, now, "replicas", "processes"):
@@ -138,7 +137,7 @@ def check_same_run(
     if saved.processes != now.processes:
         others.append("random numbers of transforms that don't belong to one sample")
     changes = ", ".join(_list_changes(saved, now, *asdict(now)))
-    warn(
+    warn_once(
         f"The run goes on in another layout: {changes}. Data order, optimizer, "
         "schedule, loss and metrics continue, equal up to rounding. These differ from "
         f"an unbroken run: {'; '.join(others)}.",
@@ -988,6 +987,8 @@ class Snapshot:
         # Callbacks may look at the counters when they load their states.
         for name in _COUNTERS:
             setattr(run, name, state["run"][name])
+        if checkpoint.path is not None:
+            run.saved[RESUMES] = checkpoint.path, run.updates
         if state["run"]["stop_reason"] is not None:
             run.stop(state["run"]["stop_reason"])
         run.validated = dict(state["run"].get("validated", {}))

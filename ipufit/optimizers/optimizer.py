@@ -37,13 +37,13 @@ import torch
 from ipufit._arguments import check_instance, check_number, shown
 from ipufit._kinds import Kind, count, fields
 from ipufit._poptorch import poptorch
+from ipufit.distributed import warn_once
 from ipufit.errors import (
     ConfigError,
     SharedRateWarning,
     UnknownNameError,
     UnsupportedError,
     refuse_foreign,
-    warn,
 )
 
 from .schedule import (
@@ -1026,7 +1026,7 @@ class Optimization:
         self.before_call()
         shared = " and one ".join(self._set_per_update)
         if shared and updates_per_call > 1:
-            warn(
+            warn_once(
                 f"A call makes {updates_per_call} updates (device_iterations), which "
                 f"share one {shared}: the schedule's for the first of them. With "
                 "device_iterations=1 each has its own.",
