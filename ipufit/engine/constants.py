@@ -32,9 +32,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ipufit._modules import weights_of
 from ipufit.engine.objective import Objective, StepFunction
 from ipufit.engine.trace_checks import warn_of_baked_in
-from ipufit.engine.weights import checksum, is_counted, unfetched, weights_of
+from ipufit.engine.weights import checksum, is_counted, unfetched
 from ipufit.errors import ConfigError
 from ipufit.metrics import StreamedMetric
 

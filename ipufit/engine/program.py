@@ -35,6 +35,7 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ipufit import _env
+from ipufit._modules import weights_of
 from ipufit._poptorch import poptorch, survey
 from ipufit._signals import uninterrupted
 from ipufit.batching import BatchPlan
@@ -75,7 +76,6 @@ from ipufit.engine.weights import (
     remember_classes,
     remove_wrappers,
     restore_exact,
-    weights_of,
 )
 from ipufit.errors import ConfigError, DataError, IpufitError, IpufitWarning
 from ipufit.optimizers import Optimization, OptimizerValues
@@ -677,7 +677,8 @@ class Executors:
             ConfigError: A value that is compiled into the program has changed.
         """
         self._take_over()  # a callback may have trained another model
-        self.take_back()
+        if self._has_lent:
+            self.take_back()
         program.check()
         if program is not self._trainer:  # another run had a program of its own
             self._leave_training()

@@ -46,6 +46,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ipufit._modules import modules_of, parameters_of, path_of
 from ipufit.distributed import warn_once
 from ipufit.errors import (
     ConfigError,
@@ -132,47 +133,6 @@ def user_name(name: str) -> str:
 
 _PLAIN: MutableMapping[Tensor, type[Tensor]] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
 """The class that each weight had before PopTorch saw it."""
-
-
-def modules_of(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return a module and all its submodules, as `module.modules()` orders them.
-
-    torch's generators make some ten calls of Python for each submodule, and a run walks
-    over the module often.
-
-    Example:
-        >>> len(modules_of(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU())))
-        3
-    """
-    modules: dict[torch.nn.Module, None] = {}
-    waiting: list[Any] = [module]
-    while waiting:
-        part = waiting.pop()
-        if part is not None and part not in modules:
-            modules[part] = None
-            waiting += reversed(list(part._modules.values()))
-    return list(modules)
-
-
-def weights_of(module: torch.nn.Module) -> list[Tensor]:
-    """Return parameters, then buffers, without repetition.
-
-    Example:
-        >>> len(weights_of(torch.nn.BatchNorm1d(2)))
-        5
-    """
-    return _collect_tensors(module, "_parameters", "_buffers")
-
-
-def _collect_tensors(module: torch.nn.Module, *attributes: str) -> list[Tensor]:
-    """Return all parameters or buffers of a module, each once."""
-    tensors: dict[int, Tensor] = {}
-    for attribute in attributes:
-        for part in modules_of(module):
-            for tensor in getattr(part, attribute).values():
-                if tensor is not None:
-                    tensors[id(tensor)] = tensor
-    return list(tensors.values())
 
 
 _RAISED = object()
@@ -724,7 +684,7 @@ class TrainedParts:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module, self._parts = module, modules_of(module)
-        self._weights = _collect_tensors(module, "_parameters")
+        self._weights = parameters_of(module)
         self._before = self._now()
 
     def _now(self) -> list[bool]:
@@ -755,9 +715,7 @@ class TrainedParts:
         at = next(i for i, new in enumerate(now) if new != self._before[i])
         what = "in train mode" if at < len(self._parts) else "trained"
         was, now_is = ("not ", "") if now[at] else ("", "not ")
-        changed = [*self._parts, *self._weights][at]
-        named = [*self._module.named_modules(), *self._module.named_parameters()]
-        name = next((name for name, part in named if part is changed), "")
+        name = path_of(self._module, [*self._parts, *self._weights][at])
         raise ConfigError(
             f"{name or 'module'} was {was}{what} when the model was compiled and is "
             f"{now_is}now: the program goes on as it was compiled. Freeze and unfreeze "

@@ -15,13 +15,13 @@ from ipufit import (
     GradientMonitor,
     IPUConfig,
     IPUModel,
-    NonFiniteGradientWarning,
     NonFiniteLossWarning,
     Optimizer,
     UnknownNameError,
     UnsupportedError,
     poptorch,
 )
+from ipufit.errors import NonFiniteGradientWarning
 from tests.strategies import examples
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(3))

@@ -18,9 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 from ipufit import (
     Callback,
     DataError,
-    DataRanOutWarning,
     DroppedRowsWarning,
-    EmptyUpdatesWarning,
     IPUConfig,
     IPUModel,
     LambdaCallback,
@@ -28,6 +26,7 @@ from ipufit import (
     StreamedMetric,
     poptorch,
 )
+from ipufit.errors import DataRanOutWarning, EmptyUpdatesWarning
 from tests import reference
 from tests.reference import Items, Restartable, Stream
 

@@ -17,7 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from ipufit import BakedInWarning, Callback, ConfigError, IPUModel, poptorch
+from ipufit import Callback, ConfigError, IPUModel, poptorch
+from ipufit.errors import BakedInWarning
 from tests import reference
 from tests.resume import settings_of_another_module as settings
 

@@ -550,7 +550,7 @@ def fitted_in_processes():
     model = compiled(config=IPUConfig(gradient_accumulation=2))
     data = FixedSizeBatches(batches, "mask")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ipufit.WholeStreamWarning)
+        warnings.simplefilter("ignore", ipufit.errors.WholeStreamWarning)
         history = model.fit(data, validation_data=data, epochs=2, verbose=0).history
         predicted = model.predict(data, verbose=0)
         parts = model.predict(data, stream=True, verbose=0)

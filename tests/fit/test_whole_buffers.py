@@ -6,13 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ipufit import (
-    ConstantBuffersWarning,
-    IPUConfig,
-    IPUModel,
-    LambdaCallback,
-    UnsupportedError,
-)
+from ipufit import IPUConfig, IPUModel, LambdaCallback, UnsupportedError
+from ipufit.errors import ConstantBuffersWarning
 
 X, Y = torch.randn(24, 3), torch.randn(24, 2)
 
