@@ -19,7 +19,6 @@ from ipufit.errors import (
     DamagedCheckpointError,
     IpufitWarning,
     UnknownNameError,
-    suggesting,
     warn,
 )
 
@@ -237,7 +236,6 @@ class EarlyStopping(MonitorCallback):
         "best_weights": optional(list_of(array)),
     }
 
-    @suggesting
     def __init__(
         self,
         monitor: str = "val_loss",
@@ -510,7 +508,6 @@ class LearningRateScheduler(Callback):
     saved_attributes: ClassVar[Mapping[str, Kind]] = {"group_ratios": list_of(number)}
     former_attributes = _RATES
 
-    @suggesting
     def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
         self._takes_rate = _takes_two(schedule)
         check_verbose(self, verbose)
@@ -604,7 +601,6 @@ class ReduceLROnPlateau(MonitorCallback):
     }
     former_attributes = _RATES
 
-    @suggesting
     def __init__(
         self,
         monitor: str = "val_loss",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ipufit._arguments import check_choice, check_number, check_whole
-from ipufit.errors import DataError, suggesting
+from ipufit.errors import DataError
 
 from .base import (
     AVERAGES,
@@ -64,7 +64,6 @@ class ConfusionMetric(Metric):
 
     ignore_index = IGNORED_INDEX
 
-    @suggesting
     def __init__(
         self,
         threshold: float = 0.5,
@@ -241,7 +240,6 @@ class ClassScore(ConfusionMetric):
 
     direction = "max"
 
-    @suggesting
     def __init__(
         self,
         threshold: float = 0.5,
