@@ -27,6 +27,7 @@ from ipufit import (
     SwapEMAWeights,
     poptorch,
 )
+from ipufit.checkpoint import CheckpointStore
 from ipufit.metrics import StreamedMetric
 from tests.reference import Recorded, samples
 
@@ -165,6 +166,25 @@ def test_what_is_left_is_of_whole_updates_and_counted(tmp_path, make):
         fit(model, epochs=1)
         assert model.num_updates == updates + 3
     assert len(seen) > 1
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*__del__")
+def test_a_directory_is_released_whichever_line_is_interrupted(tmp_path):
+    store = CheckpointStore(tmp_path / "kept")
+
+    def hold():
+        with store.held():
+            pass
+
+    hold()
+    whole, files = Lines(), num_files()
+    whole.call(hold)
+    for number in range(1, whole.count, 5):
+        lines = Lines(number)
+        lines.call(hold)
+        assert num_files() == files, lines.place
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert whole.count > 100
 
 
 # At every hook, and in the data ------------------------------------------------------
