@@ -1,29 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a run: what stops it, what callbacks may ask, its spans in a profile.
+"""The state of a run, through which callbacks stop it, and its spans in a profile.
 
-What stops a `fit` calls `RunState.stop`: a callback, `model.stop_training`, data that
-ran out (`engine/loop.py`), or a signal (`evicting_signals`). Only Ctrl-C and errors end
-it at once. A stop takes these steps, each with an attribute of `RunState`:
+A run ends early in these steps, each with an attribute of `RunState`. The loops ask
+`engine/stopping.py` after each call:
 
-- `stop` sets `request` in this process: a `Stop` with the reason. A plain stop ends the
-  run for good. An eviction saves it first, so that another process can go on with it.
+- A callback or a signal calls `stop`, which sets `request` in this process: a `Stop`
+  with the reason. A plain stop ends the run for good. An eviction saves it first, so
+  that another process can go on with it.
 - `told_by` keeps the source of an eviction, also if a plain stop replaces the request.
-- After each call the processes compare requests (`ProcessSync` of `engine/loop.py`).
-  `ending` is the request that all of them follow.
+- After each call the processes compare requests. `ending` is the request that all of
+  them follow.
 - `stop_reason` is the reason of a plain stop, for users; None for an eviction that is
   under way.
-
-In a hook, a callback may ask more: `after_hooks` and `on_eviction` (actions),
-`stop_evaluating` and `stop_predicting`. What it needs of all calls it says before the
-run, by the properties and `watched_gradients` of `Callback`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import signal
-import threading
 from dataclasses import dataclass, field
 from typing import Any, Callable, ContextManager, Iterable, Iterator, TypeVar
 
@@ -43,7 +37,7 @@ _NOTHING: ContextManager[None] = contextlib.nullcontext()
 EVICTED = "SIGTERM"
 """The `stop_reason` of a run that goes on in another process."""
 
-EVICTING_SIGNALS: tuple[str, ...] = ("SIGTERM", "SIGUSR1")
+EVICTING_SIGNALS = ("SIGTERM", "SIGUSR1")
 """Signals by which schedulers tell a process to end: `sbatch --signal=USR1@120`."""
 
 
@@ -171,6 +165,11 @@ class RunState:
         stop = self.ending or self.request
         return None if stop is None or stop.is_eviction else stop.reason
 
+    @property
+    def is_evicted(self) -> bool:
+        """Whether all processes have agreed on an eviction that is under way."""
+        return self.ending is not None and self.ending.is_eviction
+
     def after_hooks(self, action: Callable[[], None]) -> None:
         """Call an action after all callbacks have handled the present event.
 
@@ -198,11 +197,6 @@ class RunState:
         """Whether an action is registered for an eviction."""
         return bool(self._on_eviction)
 
-    @property
-    def is_evicted(self) -> bool:
-        """Whether all processes have agreed on an eviction, which isn't done yet."""
-        return self.ending is not None and self.ending.is_eviction
-
     def evict(self) -> None:
         """Call the actions of `on_eviction`, even if some fail; called by the loop."""
         do_all(self._on_eviction)
@@ -212,30 +206,6 @@ class RunState:
                 "fit() ends after update %d: %s told it to.", self.updates, by
             )
         self.ending = Stop(EVICTED)
-
-
-@contextlib.contextmanager
-def evicting_signals(run: RunState) -> Iterator[None]:
-    """Let signals of schedulers evict a run that heeds it, inside the context.
-
-    Python handles signals in the main thread only.
-    """
-    before: dict[Any, Any] = {}
-    names = EVICTING_SIGNALS
-    if not run.heeds_eviction or threading.current_thread() != threading.main_thread():
-        names = ()
-    try:
-        for name in names:
-            number = getattr(signal, name, None)  # Windows hasn't all of them
-            if number is not None:
-                before[number] = signal.signal(
-                    number, lambda *_, name=name: run.stop(name, is_eviction=True)
-                )
-        yield
-    finally:
-        for number, handler in before.items():
-            # None is a handler that wasn't installed from Python.
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def span(*name: str) -> ContextManager[None]:

@@ -132,10 +132,13 @@ class Order(Sampler[int]):
         if self.seed is not None:
             generator = torch.Generator().manual_seed(hash_seed(self.seed, number))
             order = torch.randperm(self.count, generator=generator)
-        order = order[torch.arange(self.length).clamp(max=self.count - 1)]
+        if self.length > self.count:
+            padding = order[-1:].expand(self.length - self.count)
+            order = torch.cat([order, padding])
+        order = order[calls * self.division.rows_of_all : self.length]
         if self.tells_pass:
             order = order + number * self.count
-        return self.division.select(order[calls * self.division.rows_of_all :])
+        return self.division.select(order)
 
 
 _MODES = {

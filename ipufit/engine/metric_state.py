@@ -425,7 +425,9 @@ class MetricState:
             rows: Returns outputs, whose values don't matter, and the labels of the
                 rows.
         """
-        if self._refusal is not None or not math.isnan(vectors.sum()):
+        if not self._metrics or self._refusal is not None:
+            return
+        if not math.isnan(vectors.sum()):
             return
         self._refusal = ""  # the NaN may be of a loss
         outputs, labels = rows()

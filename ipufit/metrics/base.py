@@ -41,20 +41,6 @@ from ipufit.errors import ConfigError, DataError
 
 from .target_means import TargetMeans, unknown_number
 
-__all__ = [
-    "FunctionMetric",
-    "Metric",
-    "StreamedMetric",
-    "call_by_rows",
-    "detached",
-    "flat",
-    "in_float32",
-    "mean_sums",
-    "outputs_first",
-    "rows_of",
-    "spread_weights",
-]
-
 _KERAS = ("update_state", "reset_state", "reset_states")
 
 

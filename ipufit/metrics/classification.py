@@ -29,17 +29,6 @@ from .base import (
     zeros_like,
 )
 
-__all__ = [
-    "Accuracy",
-    "BinaryAccuracy",
-    "CategoricalAccuracy",
-    "CategoricalHinge",
-    "SparseCategoricalAccuracy",
-    "SparseTopKCategoricalAccuracy",
-    "TopKAccuracy",
-    "TopKCategoricalAccuracy",
-]
-
 
 class _Share(MeanMetric):
     """Base of accuracies: the weighted share of correct samples."""

@@ -27,21 +27,6 @@ from .base import (
     total_marked,
 )
 
-__all__ = [
-    "BalancedAccuracy",
-    "F1Score",
-    "FBetaScore",
-    "FalseNegatives",
-    "FalsePositives",
-    "IoU",
-    "MeanIoU",
-    "Precision",
-    "Recall",
-    "Specificity",
-    "TrueNegatives",
-    "TruePositives",
-]
-
 
 class Counts(NamedTuple):
     """The confusion matrix of each class: weighted counts `[C]`, float64.

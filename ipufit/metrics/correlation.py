@@ -22,13 +22,6 @@ from .base import (
 )
 from .streamed import kept
 
-__all__ = [
-    "ExplainedVariance",
-    "PearsonCorrelation",
-    "R2Score",
-    "SpearmanCorrelation",
-]
-
 # Sums of numbers and of their products, exact enough for variances at any scale. If
 # numbers are far from 0, a variance is the small difference of large sums. So the
 # numbers of each batch are centered around the sum of two values of few digits, whose

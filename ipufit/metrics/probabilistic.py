@@ -35,17 +35,6 @@ from .base import (
     whole_rows,
 )
 
-__all__ = [
-    "BinaryCrossentropy",
-    "CategoricalCrossentropy",
-    "CrossEntropy",
-    "KLDivergence",
-    "NegativeLogLikelihood",
-    "Perplexity",
-    "Poisson",
-    "SparseCategoricalCrossentropy",
-]
-
 EPSILON = 1e-7
 """Probabilities are clipped to the range [EPSILON, 1 - EPSILON], as in Keras."""
 

@@ -32,8 +32,6 @@ from .base import (
     whole_rows,
 )
 
-__all__ = ["AUC", "AveragePrecision", "ExactAUC"]
-
 CURVES = ("ROC", "PR")
 
 

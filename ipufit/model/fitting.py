@@ -22,7 +22,6 @@ from .arguments import (
     calls_between,
     check_repeats,
     common_samples,
-    epochs_to_run,
     require_same_rows,
 )
 from .calls import CallPlanner
@@ -73,9 +72,7 @@ def plan_fit(
         UnsupportedError: The loss can't take an argument, such as class weights.
     """
     compiled, processes = planner.require_compiled(), planner.processes
-    epochs, is_validated = epochs_to_run(
-        arguments.initial_epoch, arguments.epochs, arguments.validation_freq
-    )
+    epochs = range(arguments.initial_epoch, arguments.epochs)
     source, validated = fit_sources(
         *arguments.data,
         arguments.validation_split,
@@ -106,7 +103,7 @@ def plan_fit(
     per_epoch = None if calls is None else calls * updates
     total = None if per_epoch is None else per_epoch * len(epochs)
     between = calls_between(arguments.validation_updates, updates, validated)
-    times = len([*itertools.islice(filter(is_validated, epochs), 2)])
+    times = len([*itertools.islice(filter(arguments.is_validated, epochs), 2)])
     for set_ in validated.values():
         check_repeats(set_, arguments.validation_steps, times + 2 * bool(between))
     evaluations = planner.validations(
@@ -134,7 +131,7 @@ def plan_fit(
     return FitPlan(
         training,
         validated,
-        Validations(evaluations, is_validated, between),
+        Validations(evaluations, arguments.is_validated, between),
         epochs,
         per_epoch,
         total,

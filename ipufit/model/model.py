@@ -45,7 +45,7 @@ from ipufit.distributed import (
     get_process_info,
 )
 from ipufit.engine import host_calls
-from ipufit.engine.loop import Inference, ProcessSync, ended_in_order, train
+from ipufit.engine.loop import Inference, train
 from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import (
     StepFunction,
@@ -54,6 +54,7 @@ from ipufit.engine.objective import (
 from ipufit.engine.precision import in_own_types
 from ipufit.engine.program import Executors
 from ipufit.engine.rows import cut, in_passes, joined
+from ipufit.engine.stopping import ProcessSync, ended_in_order
 from ipufit.engine.weights import Counterparts, deep_copied, unwrapped
 from ipufit.errors import (
     ConfigError,
@@ -511,9 +512,8 @@ class IPUModel:
                 run.names = None if hooks.adds_names() else names
                 self.history, self._runs.saver = history, saver
                 hooks.on_train_begin({})
-                with ended_in_order(training, hooks, run):
+                with ended_in_order(self._executors, hooks, run):
                     sync = ProcessSync(
-                        run.processes,
                         hooks,
                         run,
                         "on_train_batch_end",
@@ -713,10 +713,7 @@ class IPUModel:
         optimization = self._planner.require_compiled().optimization
         source = as_batch(x, y, sample_weight)
         self._columns = source.columns
-        options = self.config.training_options
-        updates = self.config.device_iterations or 1
-        if options is not None:
-            updates = options.device_iterations
+        updates = self.config.updates_per_call or 1
         rows = source.num_samples or 0  # that of arrays is known
         self.processes.require_same("train_on_batch", samples=source.num_samples)
         size, rest = divmod(rows, updates)

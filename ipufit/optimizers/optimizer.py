@@ -36,6 +36,7 @@ import torch
 
 from ipufit._arguments import check_instance, check_number, shown
 from ipufit._kinds import anything, check_saved, dict_of
+from ipufit._modules import parameters_of, path_of
 from ipufit._poptorch import poptorch
 from ipufit.errors import (
     ConfigError,
@@ -180,14 +181,15 @@ def check_covers(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> N
     """
     grouped = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [
-        name
-        for name, p in module.named_parameters()
+        p
+        for p in parameters_of(module)
         # In this order, because reading a trained weight copies all from the device.
         if id(p) not in grouped and p.requires_grad
     ]
     if missing:
+        names = [path_of(module, p) for p in missing]
         raise ConfigError(
-            f"{', '.join(missing)}: trainable, but not among the optimizer's "
+            f"{', '.join(names)}: trainable, but not among the optimizer's "
             "parameters. An IPU would train them with the optimizer's defaults. Freeze "
             "them with requires_grad_(False), or give them to the optimizer; and call "
             "compile() again if layers or groups were added since."

@@ -67,13 +67,13 @@ def state_of(model):
 
 def plain(folder):
     model = compiled(metrics=["accuracy"])
-    return model, lambda *callbacks: fit(model, *callbacks)
+    return model, lambda *callbacks: fit(model, *callbacks, epochs=2)
 
 
 def averaged(folder):
     optimizer = Optimizer("adam", 0.1, ema_momentum=0.9)
     model = compiled(optimizer=optimizer, lr_schedule="cosine")
-    data = {"x": Recorded(X, Y), "y": None, "validation_data": (X, Y)}
+    data = {"x": Recorded(X, Y), "y": None, "validation_data": (X, Y), "epochs": 2}
     swap = SwapEMAWeights(swap_on_epoch=True)
     return model, lambda *callbacks: fit(model, swap, *callbacks, **data)
 
@@ -85,7 +85,7 @@ def saved(folder):
         BackupAndRestore(folder / "backup", save_freq=1),
         CSVLogger(folder / "log.csv"),
     ]
-    return model, lambda *callbacks: fit(model, *keepers, *callbacks)
+    return model, lambda *callbacks: fit(model, *keepers, *callbacks, epochs=2)
 
 
 class Lines:
@@ -151,7 +151,7 @@ def num_files():
 def test_what_is_left_is_of_whole_updates_and_counted(tmp_path, make):
     after, num_lines = uninterrupted(make)
     numbers, seen = random.Random(0), set()
-    for number in range(12):
+    for number in range(8):
         lines = Lines(numbers.randrange(num_lines // 20, num_lines))
         folder = tmp_path / str(number)
         model, run = make(folder)

@@ -35,7 +35,7 @@ from tests.strategies import in_quarters
 
 X, Y = samples(16)
 DELETED = object()
-EVERY = 40
+EVERY = 80
 """Of so many wrong values one is tried."""
 WRONG = [None, True, "x", 1.5, -1, 2**70, [], {}, [1], {"a": 1}, [[1]], [None], DELETED]
 LEARNT = ("optimizer", "updates", "average", "tensors")
@@ -287,7 +287,7 @@ def trial(_trial):
 @in_quarters
 def test_a_state_of_other_types_is_refused_and_nothing_of_it_is_loaded(trial, quarter):
     counts = Counter()
-    for at, value in islice(confusions(trial.state), 10 * quarter, None, EVERY):
+    for at, value in islice(confusions(trial.state), EVERY // 4 * quarter, None, EVERY):
         state = changed(trial.state, at, value)
         for way, seen in zip(WAYS, trial.outcomes(at, state=state)):
             counts[way, seen] += 1
