@@ -12,6 +12,10 @@ A run ends early in these steps, each with an attribute of `RunState`. The loops
   them follow.
 - `stop_reason` is the reason of a plain stop, for users; None for an eviction that is
   under way.
+
+In a hook, a callback may also ask for actions (`after_hooks`, `on_eviction`), and end
+an evaluation or a prediction (`stop_evaluating`, `stop_predicting`). What it needs of
+all calls it says before the run, by `watched_gradients` and properties of `Callback`.
 """
 
 from __future__ import annotations
