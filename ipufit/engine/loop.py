@@ -26,6 +26,7 @@ from ipufit.data.calls import Call, InferenceBatches, TrainingBatches, pad
 from ipufit.data.random_state import HostRandomState, set_random_state
 from ipufit.data.streams import StreamSource
 from ipufit.data.structure import Labels
+from ipufit.distributed import warn_once
 from ipufit.engine.host_calls import refuse_sums
 from ipufit.engine.metric_state import (
     MetricState,
@@ -486,10 +487,12 @@ class Evaluation(Inference):
         run.metrics = outer
         return logs
 
-    def names(self) -> set[str]:
+    def names(self, trained: MetricState) -> set[str]:
         """Return the metrics' names that are known before the first call."""
-        names = {one.full_name for one in self.metrics.objective.metrics}
-        return {"loss", *names, *self.program.step.findings.packing.names}
+        names, parts = {"loss"}, trained.parts
+        for one in self.metrics.objective.metrics:
+            names.update(parts.get(one.full_name, [one.full_name]))
+        return {*names, *self.program.step.findings.packing.names}
 
     def named(self, of_metrics: Mapping[str, T]) -> dict[str, T]:
         """Prefix the names of metrics with the name of the set."""
@@ -660,9 +663,9 @@ class Validations:
         for validation in self.sets:
             validation.batches.close()
 
-    def names(self) -> list[tuple[str, set[str]]]:
+    def names(self, trained: MetricState) -> list[tuple[str, set[str]]]:
         """Return the prefix of each set, and the names of its metrics."""
-        return [(validation.prefix, validation.names()) for validation in self.sets]
+        return [(each.prefix, each.names(trained)) for each in self.sets]
 
     def directions(self, trained: MetricState) -> dict[str, str]:
         """Return the better direction of each metric, those of training included."""
@@ -785,12 +788,11 @@ def _check_length(training: Training, run: RunState) -> None:
     if batches.ran_out:
         updates = run.calls * training.plan.device_iterations
         ending = "Training ends." if batches.is_spent else "The next begins anew."
-        if run.processes.is_first:
-            warn(
-                f"The data ran out after {updates} updates of epoch {run.epoch + 1}, "
-                f"fewer than steps_per_epoch asks for. {ending}",
-                DataRanOutWarning,
-            )
+        warn_once(
+            f"The data ran out after {updates} updates of epoch {run.epoch + 1}, "
+            f"fewer than steps_per_epoch asks for. {ending}",
+            DataRanOutWarning,
+        )
         if batches.is_spent:
             run.stop("the data ran out")
     elif not run.calls:

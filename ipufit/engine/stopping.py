@@ -177,37 +177,46 @@ class EvictedError(Exception):
 
 
 @contextlib.contextmanager
+def _evicting_signals(run: RunState) -> Iterator[None]:
+    """Let signals of schedulers evict a run that heeds it, inside the context.
+
+    Python handles signals in the main thread only.
+    """
+    before: dict[Any, Any] = {}
+    names = EVICTING_SIGNALS
+    if not run.heeds_eviction or threading.current_thread() != threading.main_thread():
+        names = ()
+    try:
+        for name in names:
+            number = getattr(signal, name, None)  # Windows hasn't all of them
+            if number is not None:
+                before[number] = signal.signal(
+                    number, lambda *_, name=name: run.stop(name, is_eviction=True)
+                )
+        yield
+    finally:
+        for number, handler in before.items():
+            # None is a handler that wasn't installed from Python.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextlib.contextmanager
 def ended_in_order(
     executors: Executors, hooks: CallbackList, run: RunState
 ) -> Iterator[None]:
     """Handle interrupts of the loop inside the context.
 
     On Ctrl-C `on_train_end` gets the metrics of the last complete epoch, and the IPUs
-    are released; then the interrupt continues. SIGTERM and SIGUSR1 tell the run of an
-    eviction, if a callback saves then, and only the loop ends. Python handles signals
-    in the main thread only.
+    are released; then the interrupt continues. An eviction ends only the loop.
 
     Args:
         executors: The programs, whose IPUs are released.
         hooks: Callbacks of the run.
         run: State of the run.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    before: dict[Any, Any] = {}
-    if run.heeds_eviction and is_main:
-        for name in EVICTING_SIGNALS:
-            number = getattr(signal, name, None)  # Windows hasn't all of them
-            if number is not None:
-                before[number] = signal.signal(
-                    number, lambda *_, name=name: run.stop(name, is_eviction=True)
-                )
     try:
-        try:
+        with _evicting_signals(run):
             yield
-        finally:
-            for number, own in before.items():
-                # None is a handler that wasn't installed from Python.
-                signal.signal(number, signal.SIG_DFL if own is None else own)
     except EvictedError:
         pass
     except KeyboardInterrupt:

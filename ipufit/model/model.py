@@ -508,7 +508,8 @@ class IPUModel:
                 validations.prepare(display)
                 training.prepare(display)
                 run.directions.update(validations.directions(training.metrics))
-                names = names_in_logs(training.metrics.names, validations.names())
+                validated = validations.names(training.metrics)
+                names = names_in_logs(training.metrics.names, validated)
                 run.names = None if hooks.adds_names() else names
                 self.history, self._runs.saver = history, saver
                 hooks.on_train_begin({})
@@ -1175,7 +1176,7 @@ class IPUModel:
 
         Returns:
             The summary, with `total_parameters` and `num_ipus`, the IPUs of all
-            replicas; a notebook prints it once more.
+            replicas. `print` shows it once more.
 
         Example:
             >>> from ipufit import IPUConfig, IPUModel
