@@ -39,6 +39,7 @@ from ipufit._kinds import (
     flag,
     like,
     list_of,
+    metric,
     number,
     optional,
     text,
@@ -596,7 +597,7 @@ _RUN = fields(
         "run": {
             **dict.fromkeys(_COUNTERS, count),
             "stop_reason": optional(text),
-            "validated": dict_of(number),
+            "validated": dict_of(metric),
             "validated_calls": count,
         },
         "data": {

@@ -17,13 +17,14 @@ from ipufit._kinds import Kind, count, list_of, optional, text
 from ipufit._lazy import need
 from ipufit.errors import ConfigError, IpufitWarning, suggesting, warn
 
-from .base import Callback, check_frequency
+from .base import Callback, check_frequency, numbers_in
 from .monitoring import learning_rate
 
 
 class FigureLogger(Callback):
     """Base of callbacks that log the metrics of epochs, and of calls on request.
 
+    Metrics that aren't single numbers, such as a confusion matrix, are left out.
     Subclasses define `write(group, logs, step)`. The group is `"epoch"`, with the index
     of the epoch as the step, or `"batch"`, with the metrics of the epoch so far and the
     number of updates.
@@ -70,11 +71,11 @@ class FigureLogger(Callback):
         """Count the call's updates, and log metrics every `update_freq` updates."""
         before, self.updates = self.updates, self.run.updates
         if self._every and self.updates // self._every > before // self._every:
-            self.write("batch", logs, self.updates)
+            self.write("batch", numbers_in(logs), self.updates)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Log the metrics of the epoch."""
-        self.write("epoch", logs, epoch)
+        self.write("epoch", numbers_in(logs), epoch)
 
     def histograms(self, epoch: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         """Yield name and finite values of each weight and buffer of floats, if due.
@@ -385,7 +386,8 @@ class TensorBoard(FigureLogger):
     def on_test_end(self, logs: dict[str, Any]) -> None:
         """Write the metrics of an evaluation as `evaluation_<name>_vs_iterations`."""
         updates = self.model.num_updates
-        self._write("validation", "evaluation_{}_vs_iterations", logs, updates)
+        tag = "evaluation_{}_vs_iterations"
+        self._write("validation", tag, numbers_in(logs), updates)
         self._flush()
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from ipufit._arguments import check_choice, check_function, refuse
 from ipufit._env import is_first_process
 from ipufit.types import Verbose
 
-from .base import Callback
+from .base import Callback, numbers_in
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -490,5 +490,5 @@ def format_logs(logs: dict[str, Any], between: str = " - ", of: str = ": ") -> s
     """
     return between.join(
         f"{name}{of}{value:.4f}" if abs(value) > 1e-3 else f"{name}{of}{value:.4e}"
-        for name, value in logs.items()
+        for name, value in numbers_in(logs).items()
     )
