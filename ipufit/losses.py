@@ -272,8 +272,9 @@ class Loss(ArgumentRepr):
     ) -> LossTerms:
         """Compute a mean over the class indices that aren't ignored."""
         with TargetMeans(targets, counted) as target_means:
-            loss = self._checked(call_by_rows(self.function, outputs, targets))
-            value = _scalar(loss, is_added=True)
+            value = self._checked(call_by_rows(self.function, outputs, targets))
+            if value.dim() or target_means.origin_of(value) is None:
+                value = _scalar(value, is_added=True)
         mean = target_means.origin_of(value)
         if mean is None:  # of smoothed labels
             count = torch.sum(targets.ne(index).to(value.dtype))
