@@ -19,14 +19,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from ipufit import (
-    Callback,
-    DroppedRowsWarning,
-    EmptyUpdatesWarning,
-    IPUConfig,
-    IPUModel,
-    Optimizer,
-)
+from ipufit import Callback, DroppedRowsWarning, IPUConfig, IPUModel, Optimizer
+from ipufit.errors import EmptyUpdatesWarning
 from tests.metrics import peers
 from tests.reference import Last
 from tests.strategies import is_long

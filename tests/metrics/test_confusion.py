@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Precision, recall and their like against scikit-learn."""
 
+import math
 from functools import partial
 
 import pytest
@@ -108,6 +109,26 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("make", [Precision, Recall, F1Score, IoU])
+@pytest.mark.parametrize("targets", [LABELS, MARKS])
+def test_each_class_and_threshold_has_a_value_of_its_own(make, targets):
+    given, settings = scores(12, *targets.shape[1:] or (4,)), {}
+    settings["multi_label"] = targets is MARKS
+    parts = figure(make(average=None, **settings), given, targets, None, (9, 4))
+    for index in range(given.shape[1]):
+        one = figure(make(class_id=index, **settings), given, targets)
+        assert parts.pop(str(index)) == pytest.approx(one)
+    assert parts == {}
+    thresholds = [0.3, 0.5, 1.0]
+    values = figure(make(threshold=thresholds, **settings), given, targets, None, (9,))
+    expected = [
+        figure(make(threshold=t, **settings), given, targets) for t in thresholds
+    ]
+    assert list(values.values()) == pytest.approx(expected)
+    nothing = make(average=None).sums(given, LABELS, torch.zeros(COUNT)).double()
+    assert all(math.isnan(part) for part in make(average=None).result(nothing).values())
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_score_with_settings_is_scikit_learns(case):
     check(case)
@@ -152,8 +173,9 @@ def test_what_is_divided_by_0_is_0_and_nothing_is_nan(make):
 
 BAD_SETTINGS = {
     "an average that none knows": lambda: Precision(average="samples"),
-    "no average": lambda: F1Score(average=None),
-    "a threshold of 1": lambda: Recall(1.0),
+    "a threshold of 0": lambda: Recall(0.0),
+    "a threshold above 1": lambda: Recall([0.5, 1.5]),
+    "none of the highest": lambda: Recall(top_k=0),
     "beta of 0": lambda: FBetaScore(beta=0),
     "a negative class": lambda: Precision(class_id=-1),
     "a class by name": lambda: Precision(class_id="cat"),
@@ -170,8 +192,9 @@ def test_settings_that_mean_nothing_are_refused(name):
 def test_another_number_of_classes_is_refused():
     with pytest.raises(DataError, match="scores of 4 classes"):
         MeanIoU(3).sums(scores(0, 4), LABELS)
-    with pytest.raises(DataError, match="of 4 classes"):
-        Precision(class_id=4).sums(scores(0, 4), LABELS)
+    for setting in ({"class_id": 4}, {"top_k": 5}):
+        with pytest.raises(DataError, match=r"[45]\).* of 4 classes"):
+            Precision(**setting).sums(scores(0, 4), LABELS)
 
 
 @pytest.mark.parametrize("void", [255, -1, 2])

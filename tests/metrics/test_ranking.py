@@ -164,6 +164,10 @@ def test_several_classes_by_index_are_refused():
         {"num_thresholds": 1},
         {"num_thresholds": True},
         {"curve": "DET"},
+        {"summation_method": "simpson"},
+        {"thresholds": [0.5, 2]},
+        {"label_weights": [1.0, -1.0]},
+        {"label_weights": [1.0, 2.0], "average": "weighted"},
     ],
 )
 def test_settings_that_mean_nothing_are_refused(wrong):
