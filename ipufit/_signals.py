@@ -79,13 +79,20 @@ class Uninterrupted:
     def __enter__(self) -> None:
         if get_ident() != _MAIN_THREAD:
             return
-        if not self._depth:
+        if self._depth:
+            self._depth += 1
+            return
+        try:
+            self._depth = 1  # from now on signals are delayed whose handlers are set
             for number in self._numbers:
                 handler = getsignal(number)
                 if callable(handler) and handler is not _receive:
                     self._handlers[number] = handler
                     set_handler(number, _receive)
-        self._depth += 1
+        except BaseException:  # of a signal whose handler wasn't replaced yet
+            self._depth = 0
+            self._restore()
+            raise
 
     def __exit__(self, *exception: object) -> None:
         if get_ident() != _MAIN_THREAD:
@@ -112,7 +119,7 @@ class Uninterrupted:
             return
         self._waiting.discard(number)
         handler = self._handlers.get(number, default_int_handler)
-        if not self._depth:  # it came while handlers were set
+        if not self._depth:  # it came while handlers were restored
             self._restore()
         handler(number, frame)
 

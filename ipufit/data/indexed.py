@@ -9,7 +9,7 @@ import tempfile
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator
 
 import torch
 from torch import Tensor
@@ -24,22 +24,8 @@ from ipufit.errors import DataError
 from .arrays import ArrayDataset
 from .datasets import FlatDataset, collate
 from .loaders import plain_values
+from .place import Position
 from .random_state import HostRandomState, hash_seed
-
-
-class Position(NamedTuple):
-    """The pass that a run is in, and the number of its calls so far.
-
-    With the seed, this is enough to find the next samples of a dataset with indices.
-    For streams see `StreamState`; `Place` holds all that a resumed run needs.
-
-    Attributes:
-        number: Index of the pass, from 0; each pass has another order.
-        calls: Number of calls of that pass so far; each process counts them.
-    """
-
-    number: int = 0
-    calls: int = 0
 
 
 @dataclass(frozen=True)

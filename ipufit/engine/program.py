@@ -43,7 +43,7 @@ from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
 from ipufit.data.structure import SampleStructure
 from ipufit.distributed import Processes
-from ipufit.engine.constants import BakedInValues
+from ipufit.engine.constants import BakedInValues, TrainedParts
 from ipufit.engine.host_calls import HostProgram
 from ipufit.engine.metric_state import Scalars
 from ipufit.engine.objective import Computation, Objective
@@ -65,7 +65,6 @@ from ipufit.engine.weights import (
     Fingerprint,
     HostValue,
     MovedOnDeviceError,
-    TrainedParts,
     Wrappers,
     check_values,
     checksum,

@@ -25,8 +25,6 @@ import inspect
 import types
 import weakref
 import zlib
-from itertools import repeat
-from operator import attrgetter
 from typing import (
     Any,
     Callable,
@@ -46,13 +44,11 @@ from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ipufit._modules import modules_of, parameters_of, path_of
+from ipufit.distributed import warn_once
 from ipufit.errors import (
-    ConfigError,
     CopiedModuleWarning,
     IpufitWarning,
     UnsupportedError,
-    warn,
 )
 
 _WRAPPERS = {
@@ -109,7 +105,7 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
     module = unwrap(module)
     if names:
-        warn(
+        warn_once(
             f"The module is trained without {' and '.join(names)}: PopTorch compiles "
             "the whole program, and IPUConfig(replicas=...) sets the replicas.",
             IpufitWarning,
@@ -310,7 +306,7 @@ class Counterparts:
         if all(p is None or _state(p) == before for p, before in alive):
             return
         self._before = []
-        warn(
+        warn_once(
             "The module that was given to IPUModel has been changed since, and what "
             "runs is model.module, a copy of it in the precision that was asked for: "
             "the change doesn't count. Change, load or freeze the weights of "
@@ -669,55 +665,3 @@ def trained_modes(module: torch.nn.Module) -> list[bool]:
         ([True, False], [True, True])
     """
     return [part.training or not module.training for part in module.modules()]
-
-
-class TrainedParts:
-    """The parts of a module that a program trains, and their modes.
-
-    Example:
-        >>> module = torch.nn.Linear(2, 1)
-        >>> parts = TrainedParts(module)
-        >>> _ = module.bias.requires_grad_(False)
-        >>> parts == TrainedParts(module)
-        False
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module, self._parts = module, modules_of(module)
-        self._weights = parameters_of(module)
-        self._before = self._now()
-
-    def _now(self) -> list[bool]:
-        """Return the parts' modes, and whether each parameter requires a gradient.
-
-        No weight is fetched from a device.
-        """
-        modes = list(map(attrgetter("training"), self._parts))
-        if not modes[0]:  # in eval mode as a whole, nothing is frozen
-            modes = [True] * len(modes)
-        with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-            named = repeat("requires_grad")
-            read = object.__getattribute__
-            return [*modes, *map(read, self._weights, named)]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TrainedParts) and other._before == self._before
-
-    def check(self) -> None:
-        """Refuse to go on if a part was frozen or unfrozen.
-
-        Raises:
-            ConfigError: A part has changed; the message names it.
-        """
-        now = self._now()
-        if now == self._before:
-            return
-        at = next(i for i, new in enumerate(now) if new != self._before[i])
-        what = "in train mode" if at < len(self._parts) else "trained"
-        was, now_is = ("not ", "") if now[at] else ("", "not ")
-        name = path_of(self._module, [*self._parts, *self._weights][at])
-        raise ConfigError(
-            f"{name or 'module'} was {was}{what} when the model was compiled and is "
-            f"{now_is}now: the program goes on as it was compiled. Freeze and unfreeze "
-            "between fits."
-        )

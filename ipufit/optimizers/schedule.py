@@ -29,7 +29,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from ipufit._arguments import check_number, check_whole, shown
-from ipufit._kinds import count, like, optional
+from ipufit._kinds import check_saved, count, damaged, like, optional
 from ipufit._kinds import fields as dict_with
 from ipufit.errors import (
     ConfigError,
@@ -628,20 +628,23 @@ class Setter:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
 
-    def state_fault(self, state: Any, where: str, *, is_begun: bool) -> str | None:
-        """Return why a state can't be of this schedule, or None; see `_kinds`.
+    def check_state(self, state: Any, where: str, is_begun: bool) -> None:
+        """Refuse a state that can't be of this schedule; change nothing.
 
         Args:
             state: A saved state.
-            where: Name of the state in the text.
+            where: Name of the state in error messages.
             is_begun: Whether updates were made. Lengths are unknown before the first.
+
+        Raises:
+            DamagedCheckpointError: The state can't be of this schedule.
         """
         kinds = {name: like(value) for name, value in self.state_dict().items()}
         lengths = {"total": self.needs_total, "per_epoch": self.needs_epochs}
         for name in set(lengths).intersection(kinds):
             is_known = is_begun and lengths[name]
             kinds[name] = count if is_known else optional(count)
-        return dict_with(kinds, is_closed=True)(state, where)
+        check_saved(dict_with(kinds, is_closed=True), state, where)
 
 
 class ScheduledValues(Setter):
@@ -919,28 +922,28 @@ class TorchScheduler(Setter):
             ],
         }
 
-    def state_fault(self, state: Any, where: str, *, is_begun: bool) -> str | None:
-        """Return why a copy of the scheduler can't load the state, or None."""
+    def check_state(self, state: Any, where: str, is_begun: bool) -> None:
+        """Refuse a state that a copy of the scheduler can't load."""
+        super().check_state(state, where, is_begun)
         source = self._mirror.source
-        fault = super().state_fault(state, where, is_begun=is_begun)
-        parts = [*_list_schedulers(self._scheduler)]
-        if fault is not None or not all(map(_has_no_user_code, parts)):
-            return fault
+        if not all(map(_has_no_user_code, _list_schedulers(self._scheduler))):
+            return
         groups = [dict(group) for group in source.param_groups]
         stub = SimpleNamespace(param_groups=groups, defaults=source.defaults)
         try:
             copied = copy.deepcopy(self._scheduler, {id(source): stub})
         except TypeError:  # CyclicLR holds a WeakMethod in torch 2.0
-            return None
+            return
         try:
             copied.load_state_dict(dict(state["scheduler"]))
             for part in _list_schedulers(copied):
                 part._get_lr_called_within_step = True
                 with contextlib.suppress(NotImplementedError):  # raised by SequentialLR
                     part.get_lr()
-        except Exception as error:  # noqa: BLE001 - torch's code may raise anything
-            return f"{where}.scheduler isn't one of {self._who}: {error!r}"
-        return None
+        except Exception as error:  # torch's code may raise anything
+            raise damaged(
+                f"{where}.scheduler isn't one of {self._who}: {error!r}"
+            ) from error
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""

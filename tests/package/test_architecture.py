@@ -47,7 +47,7 @@ FLOORS = {
         "step",
         "host_calls",
         "program",
-        "rows",
+        "rows stopping",
         "loop",
         "",
     ],
