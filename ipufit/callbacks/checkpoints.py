@@ -25,7 +25,6 @@ from ipufit.errors import (
     ConfigError,
     IpufitWarning,
     UnsupportedError,
-    suggesting,
     warn,
 )
 from ipufit.state import EVICTED, RESUMES
@@ -175,7 +174,6 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
         "last_update": whole,
     }
 
-    @suggesting
     def __init__(
         self,
         filepath: str | os.PathLike[str],
@@ -385,7 +383,6 @@ class BackupAndRestore(SavingCallback):
     resumes = True
     reads_batch_logs = False
 
-    @suggesting
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],
