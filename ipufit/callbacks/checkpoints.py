@@ -33,7 +33,7 @@ from .base import Callback, check_frequency
 from .monitoring import MonitorCallback, direction_of
 
 SUFFIX = ".safetensors"
-_OTHER_SUFFIX = re.compile(r"[^.{}/]\.[A-Za-z][A-Za-z0-9]*/?$")
+_OTHER_SUFFIX = re.compile(r"[^.{/]\.[A-Za-z][A-Za-z0-9]*/?$")
 
 
 class SavingCallback(Callback):

@@ -34,6 +34,7 @@ from torch.nn.modules import module as _torch_modules
 from torch.nn.modules.adaptive import AdaptiveLogSoftmaxWithLoss, _ASMoutput
 from torch.overrides import TorchFunctionMode
 
+from ipufit._modules import modules_of, parameters_of, path_of
 from ipufit._poptorch import operator_rules, poptorch
 from ipufit._tree import attribute_names
 from ipufit.batching import BatchPlan
@@ -626,13 +627,15 @@ def refuse_gradient_hooks(modules: Iterable[torch.nn.Module]) -> None:
         if getattr(_torch_modules, f"_global{name}", None):
             raise _hooked("All modules have a backward hook")
     for module in modules:
-        for path, part in module.named_modules():
+        for part in modules_of(module):
             if any(getattr(part, name, None) for name in _HOOKS_OF_MODULES):
+                path = path_of(module, part)
                 what = f"The module {path!r}" if path else f"{type(part).__name__}"
                 raise _hooked(f"{what} has a backward hook")
-        for path, weight in module.named_parameters():
-            has_hook = any(unfetched(weight, name, None) for name in _HOOKS_OF_WEIGHTS)
+        for weight in parameters_of(module):
+            has_hook = any(unfetched(weight, n, None) for n in _HOOKS_OF_WEIGHTS)
             if has_hook and unfetched(weight, "requires_grad"):
+                path = path_of(module, weight)
                 raise _hooked(f"The weight {path!r} has a gradient hook")
 
 

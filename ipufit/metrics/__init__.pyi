@@ -55,6 +55,10 @@ from .probabilistic import (
 from .ranking import AUC as AUC
 from .ranking import AveragePrecision as AveragePrecision
 from .ranking import ExactAUC as ExactAUC
+from .ranking import PrecisionAtRecall as PrecisionAtRecall
+from .ranking import RecallAtPrecision as RecallAtPrecision
+from .ranking import SensitivityAtSpecificity as SensitivityAtSpecificity
+from .ranking import SpecificityAtSensitivity as SpecificityAtSensitivity
 from .regression import CosineSimilarity as CosineSimilarity
 from .regression import RootMeanSquaredError as RootMeanSquaredError
 from .streamed import StreamedFunction as StreamedFunction

@@ -88,7 +88,7 @@ def test_poprun_takes_the_place_of_the_command(tmp_path):
     assert "poprun --num-instances=2" in err
 
 
-@pytest.mark.parametrize("died", [False, True])
+@pytest.mark.parametrize("died", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_error_of_a_script_is_the_last_thing_on_the_screen(tmp_path, died):
     script = tmp_path / "fails.py"
     ending = "os.kill(os.getpid(), 9)" if died else "raise ValueError('bad data')"

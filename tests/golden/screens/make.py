@@ -6,8 +6,7 @@ Run `python -m tests.golden.screens.make`, and read what has changed.
 
 import os
 import re
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.interpreters import run_python
@@ -50,27 +49,26 @@ def sent_to_terminal(columns, **variables):
 
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    child = subprocess.Popen(
-        [sys.executable, str(PROGRAM)],
-        env=_environment(**{"TERM": "xterm-256color", **variables}),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    sent = b""
+    environment = _environment(**{"TERM": "xterm-256color", **variables})
+    terminal = os.ttyname(theirs)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(_read_all, ours)
+        done = run_python(PROGRAM, env=environment, terminal=terminal)
+        os.close(theirs)
+        sent = reading.result().decode()
+    os.close(ours)
+    if done.returncode:
+        raise RuntimeError(sent)
+    return sent
+
+
+def _read_all(descriptor):
+    parts = []
     while True:
         try:
-            part = os.read(ours, 4096)
+            parts.append(os.read(descriptor, 4096))
         except OSError:  # how Linux says that the other end is closed
-            break
-        if not part:
-            break
-        sent += part
-    os.close(ours)
-    if child.wait():
-        raise RuntimeError(sent.decode())
-    return sent.decode()
+            return b"".join(parts)
 
 
 def screen(sent, columns):
