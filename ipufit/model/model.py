@@ -1245,7 +1245,7 @@ class IPUModel:
 
         Returns:
             The summary, with `total_parameters` and `num_ipus`, the IPUs of all
-            replicas; a notebook prints it once more.
+            replicas. `print` shows it once more.
 
         Example:
             >>> from ipufit import IPUConfig, IPUModel

@@ -43,14 +43,13 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.data.place import TRAINED, under
 from ipufit.data.random_state import check_random_state
-from ipufit.distributed import get_process_info
+from ipufit.distributed import warn_once
 from ipufit.engine.loop import Training
 from ipufit.errors import (
     ConfigError,
     DataError,
     IpufitError,
     OtherLayoutWarning,
-    warn,
 )
 from ipufit.optimizers import Optimization, WeightAverage
 
@@ -373,7 +372,7 @@ def check_same_run(
             "data that it began with; or, to train on from what was learnt, "
             "model.load(path) and fit() without resume."
         )
-    if saved == now or not get_process_info().is_first:
+    if saved == now:
         return
     others = ["random numbers of devices, such as dropout masks"]
     if _list_changes(saved, now, "replicas", "processes"):
@@ -381,7 +380,7 @@ def check_same_run(
     if saved.processes != now.processes:
         others.append("random numbers of transforms that don't belong to one sample")
     changes = ", ".join(_list_changes(saved, now, *asdict(now)))
-    warn(
+    warn_once(
         f"The run goes on in another layout: {changes}. Data order, optimizer, "
         "schedule, loss and metrics continue, equal up to rounding. These differ from "
         f"an unbroken run: {'; '.join(others)}.",
