@@ -50,7 +50,7 @@ nitpicky = True
 # no public names: aliases, type variables, private classes.
 nitpick_ignore_regex = [
     ("py:.*", r"(torch|numpy|np|nn|collections|typing|pathlib|enum|rich|logging)\b.*"),
-    ("py:.*", r"(os|abc|json|datetime)\.\w+"),
+    ("py:.*", r"(os|abc|json|datetime|optuna)\.\w+"),
     ("py:.*", r"[A-Z]?[a-z]+(\[.*)?"),  # built-in types
     ("py:.*", r"(.*\.)?(_\w+|T|\w+Like|SavedAt|Rates|Precision|Structure|Leaf)"),
     ("py:.*", r"(.*\.)?(ExecutionStrategy|Setter|StateTensor)"),

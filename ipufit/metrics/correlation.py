@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ipufit._arguments import check_choice, check_whole
-from ipufit.errors import suggesting
 
 from .base import (
     CollectingMetric,
@@ -218,7 +217,6 @@ class R2Score(_VarianceShare):
 
     _default_name = "r2_score"
 
-    @suggesting
     def __init__(
         self,
         class_aggregation: str | None = "uniform_average",

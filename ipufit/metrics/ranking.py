@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ipufit._arguments import check_choice, check_number, check_whole, refuse
-from ipufit.errors import ConfigError, DataError, suggesting
+from ipufit.errors import ConfigError, DataError
 
 from .base import (
     AVERAGES,
@@ -85,7 +85,6 @@ class AUC(Metric):
     _first = 1
     _class_id: int | None = None
 
-    @suggesting
     def __init__(
         self,
         num_thresholds: int = 200,
@@ -243,7 +242,6 @@ class PrecisionAtRecall(_Best):
     _default_name = "precision_at_recall"
     _best, _limited = "precision", "recall"
 
-    @suggesting
     def __init__(
         self,
         recall: float,
@@ -277,7 +275,6 @@ class RecallAtPrecision(_Best):
     _default_name = "recall_at_precision"
     _best, _limited = "recall", "precision"
 
-    @suggesting
     def __init__(
         self,
         precision: float,
@@ -311,7 +308,6 @@ class SensitivityAtSpecificity(_Best):
     _default_name = "sensitivity_at_specificity"
     _best, _limited = "sensitivity", "specificity"
 
-    @suggesting
     def __init__(
         self,
         specificity: float,
@@ -345,7 +341,6 @@ class SpecificityAtSensitivity(_Best):
     _default_name = "specificity_at_sensitivity"
     _best, _limited = "specificity", "sensitivity"
 
-    @suggesting
     def __init__(
         self,
         sensitivity: float,
