@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from ipufit._arguments import check_number, shown
+from ipufit._arguments import ArgumentRepr, check_number, shown
 from ipufit._tree import tree_map
 from ipufit.errors import (
     ConfigError,
@@ -80,8 +80,8 @@ class LossTerms(NamedTuple):
     divisor: Tensor
 
 
-@dataclass(frozen=True)
-class Loss:
+@dataclass(frozen=True, repr=False)
+class Loss(ArgumentRepr):
     """A loss as the engine uses it.
 
     Attributes:
@@ -119,7 +119,7 @@ class Loss:
     each: LossFunction | None = None
     is_per_output: bool = False
     ignore_index: int | None = None
-    indices: set[int] = field(default_factory=set, compare=False)
+    indices: set[int] = field(default_factory=set, compare=False, repr=False)
     refuses_probabilities: bool = False
     takes_probabilities: bool = False
     is_binary: bool = False

@@ -42,6 +42,9 @@ _NOTHING: ContextManager[None] = contextlib.nullcontext()
 EVICTED = "SIGTERM"
 """The `stop_reason` of a run that goes on in another process."""
 
+RESUMES = "the same fit goes on from it"
+"""How a checkpoint is used that `resume=` or `BackupAndRestore` has read or saved."""
+
 EVICTING_SIGNALS: tuple[str, ...] = ("SIGTERM", "SIGUSR1")
 """Signals by which schedulers tell a process to end: `sbatch --signal=USR1@120`."""
 
@@ -86,6 +89,8 @@ class RunState:
         told_by: Name of the signal or callback that has evicted this process; None if
             it wasn't evicted.
         processes: The processes of the run.
+        saved: Path of the newest checkpoint and its number of updates, by how a later
+            `fit` uses it.
         is_paused: Whether other code runs between two parts of `predict(stream=True)`.
         thread: Identifier of the thread that makes the run; None before it.
         validated: Metrics of this epoch's last validation; empty before it.
@@ -118,6 +123,7 @@ class RunState:
     ending: Stop | None = None
     told_by: str | None = None
     processes: Processes = field(default_factory=Processes)
+    saved: dict[str, tuple[Any, int]] = field(default_factory=dict, repr=False)
     is_paused: bool = False
     thread: int | None = None
     validated: Logs = field(default_factory=dict)

@@ -5,7 +5,8 @@
     python tools/gallery.py --jobs 4
 
 It needs what the examples need: matplotlib, scikit-learn, torchvision, transformers,
-optuna and pandas. `tests/docs/test_examples.py` fails where page and scripts disagree.
+Hydra, optuna and pandas. `tests/docs/test_examples.py` fails where page and scripts
+disagree.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ SECTIONS = {
         "observing.py",
         "annealed_value.py",
         "optuna_sweep.py",
+        "hydra_settings.py",
     ],
     "Code from elsewhere": ["poptorch_script.py", "lightning_module.py"],
 }

@@ -23,7 +23,14 @@ from typing import (
 import numpy as np
 import torch
 
-from ipufit._arguments import check_function, check_number, is_number, refuse, shown
+from ipufit._arguments import (
+    ArgumentRepr,
+    check_function,
+    check_number,
+    is_number,
+    refuse,
+    shown,
+)
 from ipufit._kinds import are_numbers, fields
 from ipufit.errors import ConfigError, DamagedCheckpointError, do_all, refuse_foreign
 from ipufit.state import RunState, span
@@ -34,7 +41,7 @@ CallbackLike = Union["Callback", Iterable[Any], None]
 Hook = Optional[Callable[..., Any]]
 
 
-class Callback:
+class Callback(ArgumentRepr):
     """Base class of callbacks: override the hooks that matter.
 
     `logs` is one dict per event, shared by all callbacks: keys added in `on_epoch_end`

@@ -15,7 +15,7 @@ from ipufit._arguments import check_flags, check_whole, refuse
 from ipufit._files import as_path, file_errors, open_regular
 from ipufit._kinds import Kind, count, list_of, optional, text
 from ipufit._lazy import need
-from ipufit.errors import ConfigError, IpufitWarning, suggesting, warn
+from ipufit.errors import ConfigError, IpufitWarning, warn
 
 from .base import Callback, check_frequency
 from .monitoring import learning_rate
@@ -204,7 +204,6 @@ class CSVLogger(Callback):
         "begin": count,
     }
 
-    @suggesting
     def __init__(
         self,
         filename: str | os.PathLike[str],
@@ -354,7 +353,6 @@ class TensorBoard(FigureLogger):
         True
     """
 
-    @suggesting
     def __init__(
         self,
         log_dir: str | os.PathLike[str] = "logs",

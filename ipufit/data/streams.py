@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ipufit._poptorch import custom_parser, poptorch
 from ipufit._tree import Structure
-from ipufit.distributed import Processes
-from ipufit.errors import DataError, WholeStreamWarning, warn
+from ipufit.distributed import Processes, warn_once
+from ipufit.errors import DataError, WholeStreamWarning
 
 from .arrays import as_tensor, same_rows
 from .datasets import ALONE, Source
@@ -261,8 +261,8 @@ class StreamSource(Source):
                 "the attribute is_divided = True; otherwise have it shuffle with the "
                 "same seed everywhere."
             )
-        if self._processes.is_first and self.divided_loader is None:
-            warn(
+        if self.divided_loader is None:
+            warn_once(
                 f"Each of the {self._processes.count} processes reads all of "
                 f"`{self.name}` and keeps its share of every batch. Have the dataset "
                 "give each process a part, by ipufit.distributed.get_process_info() in "

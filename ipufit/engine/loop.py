@@ -26,6 +26,7 @@ from ipufit.data.calls import Call, InferenceBatches, TrainingBatches, pad
 from ipufit.data.random_state import HostRandomState, set_random_state
 from ipufit.data.streams import StreamSource
 from ipufit.data.structure import Labels
+from ipufit.distributed import warn_once
 from ipufit.engine.host_calls import refuse_sums
 from ipufit.engine.metric_state import (
     MetricState,
@@ -787,12 +788,11 @@ def _check_length(training: Training, run: RunState) -> None:
     if batches.ran_out:
         updates = run.calls * training.plan.device_iterations
         ending = "Training ends." if batches.is_spent else "The next begins anew."
-        if run.processes.is_first:
-            warn(
-                f"The data ran out after {updates} updates of epoch {run.epoch + 1}, "
-                f"fewer than steps_per_epoch asks for. {ending}",
-                DataRanOutWarning,
-            )
+        warn_once(
+            f"The data ran out after {updates} updates of epoch {run.epoch + 1}, "
+            f"fewer than steps_per_epoch asks for. {ending}",
+            DataRanOutWarning,
+        )
         if batches.is_spent:
             run.stop("the data ran out")
     elif not run.calls:

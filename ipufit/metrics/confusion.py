@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ipufit._arguments import check_choice, check_number, check_whole
-from ipufit.errors import DataError, suggesting
+from ipufit.errors import DataError
 
 from .base import (
     AVERAGES,
@@ -69,7 +69,6 @@ class ConfusionMetric(Metric):
     _value_of_nothing = math.nan
     _top_k: int | None = None
 
-    @suggesting
     def __init__(
         self,
         threshold: float | Sequence[float] = 0.5,
@@ -288,7 +287,6 @@ class ClassScore(ConfusionMetric):
 
     direction = "max"
 
-    @suggesting
     def __init__(
         self,
         threshold: float | Sequence[float] | None = None,

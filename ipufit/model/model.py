@@ -10,11 +10,13 @@ from typing import (
     Any,
     Dict,
     Iterator,
+    Literal,
     Mapping,
     NoReturn,
     Sequence,
     TypeVar,
     Union,
+    overload,
 )
 
 import torch
@@ -553,6 +555,33 @@ class IPUModel:
             self._planner.warn_of_tail(training)
         return history
 
+    @overload
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Verbose = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: CallbackLike = None,
+        return_dict: Literal[True] = True,
+    ) -> Logs: ...
+
+    @overload
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Verbose = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: CallbackLike = None,
+        *,
+        return_dict: bool,
+    ) -> Any: ...
+
     def evaluate(
         self,
         x: Any = None,
@@ -668,6 +697,27 @@ class IPUModel:
             for part in parts
         )
 
+    @overload
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        return_dict: Literal[True] = True,
+    ) -> Logs: ...
+
+    @overload
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        *,
+        return_dict: bool,
+    ) -> Any: ...
+
     def train_on_batch(
         self,
         x: Any,
@@ -749,6 +799,25 @@ class IPUModel:
         training.metrics.gather()
         self._planner.last_source = source
         return _format_metrics(training.metrics, return_dict)
+
+    @overload
+    def test_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        return_dict: Literal[True] = True,
+    ) -> Logs: ...
+
+    @overload
+    def test_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        return_dict: bool,
+    ) -> Any: ...
 
     def test_on_batch(
         self,
@@ -1176,7 +1245,7 @@ class IPUModel:
 
         Returns:
             The summary, with `total_parameters` and `num_ipus`, the IPUs of all
-            replicas; a notebook prints it once more.
+            replicas. `print` shows it once more.
 
         Example:
             >>> from ipufit import IPUConfig, IPUModel

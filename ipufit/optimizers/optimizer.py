@@ -34,17 +34,17 @@ from typing import (
 
 import torch
 
-from ipufit._arguments import check_instance, check_number, shown
+from ipufit._arguments import ArgumentRepr, check_instance, check_number, shown
 from ipufit._kinds import anything, check_saved, dict_of
 from ipufit._modules import parameters_of, path_of
 from ipufit._poptorch import poptorch
+from ipufit.distributed import warn_once
 from ipufit.errors import (
     ConfigError,
     SharedRateWarning,
     UnknownNameError,
     UnsupportedError,
     refuse_foreign,
-    warn,
 )
 
 from .schedule import (
@@ -391,8 +391,8 @@ def _arguments(name: str) -> set[str]:
     return set(inspect.signature(_class_in_poptorch(name)).parameters)
 
 
-@dataclass(frozen=True, init=False)
-class Optimizer:
+@dataclass(frozen=True, init=False, repr=False)
+class Optimizer(ArgumentRepr):
     """A description of an optimizer of PopTorch, for `compile`.
 
     Args:
@@ -1028,7 +1028,7 @@ class Optimization:
         self.before_call()
         shared = " and one ".join(self._set_per_update)
         if shared and updates_per_call > 1:
-            warn(
+            warn_once(
                 f"A call makes {updates_per_call} updates (device_iterations), which "
                 f"share one {shared}: the schedule's for the first of them. With "
                 "device_iterations=1 each has its own.",

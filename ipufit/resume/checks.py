@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from dataclasses import asdict
 from typing import Any, Iterator, Mapping
 
@@ -42,14 +43,13 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.data.place import TRAINED, under
 from ipufit.data.random_state import check_random_state
-from ipufit.distributed import get_process_info
+from ipufit.distributed import warn_once
 from ipufit.engine.loop import Training
 from ipufit.errors import (
     ConfigError,
     DataError,
     IpufitError,
     OtherLayoutWarning,
-    warn,
 )
 from ipufit.optimizers import Optimization, WeightAverage
 
@@ -363,7 +363,7 @@ def check_same_run(
     odd += [
         f"{name} was {was[name]} and is {text}"
         for name, text in settings.items()
-        if was.get(name, text) != text
+        if _without_none(was.get(name, text)) != _without_none(text)
         if name != SEEDED or saved.processes == now.processes
     ]
     if odd:
@@ -372,7 +372,7 @@ def check_same_run(
             "data that it began with; or, to train on from what was learnt, "
             "model.load(path) and fit() without resume."
         )
-    if saved == now or not get_process_info().is_first:
+    if saved == now:
         return
     others = ["random numbers of devices, such as dropout masks"]
     if _list_changes(saved, now, "replicas", "processes"):
@@ -380,12 +380,17 @@ def check_same_run(
     if saved.processes != now.processes:
         others.append("random numbers of transforms that don't belong to one sample")
     changes = ", ".join(_list_changes(saved, now, *asdict(now)))
-    warn(
+    warn_once(
         f"The run goes on in another layout: {changes}. Data order, optimizer, "
         "schedule, loss and metrics continue, equal up to rounding. These differ from "
         f"an unbroken run: {'; '.join(others)}.",
         OtherLayoutWarning,
     )
+
+
+def _without_none(settings: str) -> str:
+    """Leave out settings that are None: not every version names them."""
+    return re.sub(r", \w+=None", "", settings)
 
 
 def _list_changes(saved: BatchPlan, now: BatchPlan, *names: str) -> list[str]:

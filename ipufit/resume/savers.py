@@ -42,7 +42,7 @@ from ipufit.engine.loop import Training
 from ipufit.engine.metric_state import RunningSums
 from ipufit.engine.program import Executors
 from ipufit.optimizers import Optimization, WeightAverage
-from ipufit.state import RunState
+from ipufit.state import RESUMES, RunState
 
 from .checks import COUNTERS, check_model, check_run, naming
 from .contents import (
@@ -338,6 +338,8 @@ class RunSaver:
         # Callbacks may look at the counters when they load their states.
         for name in COUNTERS:
             setattr(run, name, state["run"][name])
+        if checkpoint.path is not None:
+            run.saved[RESUMES] = checkpoint.path, run.updates
         if state["run"]["stop_reason"] is not None:
             run.stop(state["run"]["stop_reason"])
         run.validated = dict(state["run"].get("validated", {}))

@@ -18,9 +18,9 @@ _ABOUT_TERMINALS = ("COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TERM")
 _TOKENS = re.compile(r"\x1b\[\??[\d;]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+")
 
 
-def of_pipe():
+def of_pipe(*arguments):
     """What a pipe gets."""
-    return _printed([str(PROGRAM)])
+    return _printed([str(PROGRAM), *arguments])
 
 
 def as_in_notebook():
@@ -40,7 +40,7 @@ def _printed(arguments, **variables):
     return done.stdout + done.stderr
 
 
-def sent_to_terminal(columns, **variables):
+def sent_to_terminal(columns, *arguments, **variables):
     """The characters that a terminal gets."""
     import fcntl
     import pty
@@ -53,7 +53,7 @@ def sent_to_terminal(columns, **variables):
     terminal = os.ttyname(theirs)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(_read_all, ours)
-        done = run_python(PROGRAM, env=environment, terminal=terminal)
+        done = run_python(PROGRAM, *arguments, env=environment, terminal=terminal)
         os.close(theirs)
         sent = reading.result().decode()
     os.close(ours)
@@ -118,6 +118,9 @@ SCREENS = {
     "terminal-120.txt": lambda: screen(sent_to_terminal(120), 120),
     "dumb-40.txt": lambda: screen(sent_to_terminal(40, TERM="dumb"), 40),
     "notebook.txt": as_in_notebook,
+    "interrupted-pipe.txt": lambda: of_pipe("interrupted"),
+    "interrupted-80.txt": lambda: screen(sent_to_terminal(80, "interrupted"), 80),
+    "interrupted-120.txt": lambda: screen(sent_to_terminal(120, "interrupted"), 120),
 }
 """How each screen is made, by its file."""
 
