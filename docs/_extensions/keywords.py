@@ -34,6 +34,7 @@ KEYWORDS = {
     "how-to/weights": ["save weights", "state_dict"],
     "install": ["install", "installation", "pip", "requirements"],
     "questions/contrastive": ["contrastive", "infonce", "in-batch negatives"],
+    "questions/gradients": ["vanishing gradients", "exploding gradients"],
     "questions/gan": ["gan", "reinforcement learning", "train_on_batch"],
     "questions/log-a-value": ["log a value", "logging"],
     "questions/out-of-memory": ["out of memory", "oom"],

@@ -708,6 +708,16 @@ def copied(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def numbers_in(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics that are single numbers, without confusion matrices.
+
+    Example:
+        >>> numbers_in({"loss": 0.5, "confusion_matrix": [[3.0, 1.0], [0.0, 4.0]]})
+        {'loss': 0.5}
+    """
+    return {name: v for name, v in logs.items() if not isinstance(v, list)}
+
+
 def say(message: str) -> None:
     """Write a line to standard output, and flush it.
 

@@ -137,12 +137,26 @@ class MonitorCallback(Callback):
             purpose: The beginning of the warning, such as "Early stopping conditioned".
             end: The end of the warning.
         """
-        value = logs.get(self.monitor)
+        value = self.monitored(logs)
         if value is None:
             warn(
                 f"{purpose} on metric `{self.monitor}` which is not available. "
                 f"Available metrics are: {','.join(logs)}{end}",
                 IpufitWarning,
+            )
+        return value
+
+    def monitored(self, logs: Mapping[str, Any]) -> float | None:
+        """Return the metric's value in the logs; None if they don't have it.
+
+        Raises:
+            ConfigError: The metric is a matrix.
+        """
+        value = logs.get(self.monitor)
+        if isinstance(value, list):
+            raise ConfigError(
+                f"{type(self).__name__}(monitor={self.monitor!r}): this metric is a "
+                "matrix, not one number. Monitor another metric."
             )
         return None if value is None else float(value)
 

@@ -488,6 +488,9 @@ class IPUModel:
                 "calls": batches.calls_per_epoch,
                 "dropped_samples": batches.num_dropped or 0,
             },
+            plan=self._planner.describe_epoch(
+                arguments, training.plan, training.choice, source.num_samples
+            ),
             metrics=training.metrics,
         )
         running = self._runs.running(self, run, callbacks, verbose, history)

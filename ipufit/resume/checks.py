@@ -34,6 +34,7 @@ from ipufit._kinds import (
     fields,
     like,
     list_of,
+    metric,
     number,
     optional,
     text,
@@ -233,7 +234,7 @@ _RUN = fields(
         "run": {
             **dict.fromkeys(COUNTERS, count),
             "stop_reason": optional(text),
-            "validated": dict_of(number),
+            "validated": dict_of(metric),
             "validated_calls": count,
         },
         "data": {
