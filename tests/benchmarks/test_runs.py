@@ -26,6 +26,8 @@ open(sys.argv[2], "w").write(json.dumps(answer))
 def runner(tmp_path, monkeypatch):
     """A runner whose worker says what it was asked, and how."""
     (tmp_path / "benchmarks").mkdir()
+    # Without it a package of that name elsewhere, as an editable install has, is taken.
+    (tmp_path / "benchmarks" / "__init__.py").touch()
     (tmp_path / "benchmarks" / "worker.py").write_text(WORKER, encoding="utf-8")
     monkeypatch.setattr("benchmarks.runs.ROOT", tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)  # it may have the real worker

@@ -73,6 +73,10 @@ REQUIRED = {
     "LossScaleRamp": {"initial": 1.0, "factor": 2.0, "every_updates": 8, "maximum": 9},
     "Mixing": {"mixup": 0.2},
     "CachedDataset": {"dataset": X},
+    "PrecisionAtRecall": {"recall": 0.5},
+    "RecallAtPrecision": {"precision": 0.5},
+    "SensitivityAtSpecificity": {"specificity": 0.5},
+    "SpecificityAtSensitivity": {"sensitivity": 0.5},
 }
 ELSEWHERE = {"TensorBoard", "WandbLogger", "MLflowLogger"}
 """Callbacks that need other packages."""
