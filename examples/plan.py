@@ -22,7 +22,6 @@ from torch import nn
 
 import ipufit
 from ipufit import IPUConfig, IPUModel
-from ipufit.planning.plan import ModelPlan
 
 WIDTH, LENGTH, WORDS = 1024, 384, 30522
 LAYERS_PER_IPU = [3, 7, 7, 7]
@@ -82,29 +81,6 @@ def make(offload_optimizer: bool) -> IPUModel:
     return model
 
 
-def plot(plan: ModelPlan, path: str) -> None:
-    """Draw what each IPU holds, against its memory."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 3), layout="constrained")
-    axes = figure.subplots()
-    parts = {
-        "parameters": [memory.parameters for memory in plan.memory],
-        "accumulators": [memory.accumulators for memory in plan.memory],
-        "gradients (estimate)": [memory.gradients.value for memory in plan.memory],
-        "activations (estimate)": [memory.activations.value for memory in plan.memory],
-    }
-    names = [f"IPU {memory.ipu}" for memory in plan.memory]
-    left = [0.0] * len(names)
-    for part, sizes in parts.items():
-        axes.barh(names, sizes, left=left, label=part)
-        left = [before + more for before, more in zip(left, sizes)]
-    axes.axvline(plan.device.num_bytes, color="black", label="memory")
-    axes.set(xlabel="bytes in training, without code and temporary data")
-    figure.legend(fontsize=8, loc="outside right upper")
-    figure.savefig(path)
-
-
 def main(arguments: list[str] | None = None) -> float:
     """Plan both layouts; returns the share of the second."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -121,7 +97,7 @@ def main(arguments: list[str] | None = None) -> float:
         print(f"state {where} the chip: {largest.exact / 1e6:.0f} MB, {share:.1%}")
     print(plan)
     if args.plot:
-        plot(plan, args.plot)
+        plan.save(args.plot)
     print(f"memory that the largest stage is known to take: {share:.1%}")
     return share
 

@@ -19,6 +19,7 @@ from .callbacks import LambdaCallback as LambdaCallback
 from .callbacks import LearningRateScheduler as LearningRateScheduler
 from .callbacks import MLflowLogger as MLflowLogger
 from .callbacks import ModelCheckpoint as ModelCheckpoint
+from .callbacks import OptunaPruning as OptunaPruning
 from .callbacks import ProgressBar as ProgressBar
 from .callbacks import ReduceLROnPlateau as ReduceLROnPlateau
 from .callbacks import StopAfter as StopAfter

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of arguments. Their errors name the argument, its value and what to use."""
+"""Checks of arguments, and their repr.
+
+Errors name the argument, its value and what to use.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import numbers
 import operator
 import os
 import sys
-from typing import Any, Callable, Collection, NoReturn
+from dataclasses import fields, is_dataclass
+from typing import Any, Callable, Collection, Mapping, NoReturn
 
 import numpy as np
 
-from .errors import ConfigError
+from .errors import ConfigError, suggesting
 
 _LONGEST = 80
 """Length of the longest value that a message shows whole, in characters."""
@@ -38,6 +44,68 @@ def shown(value: Any) -> str:
     if isinstance(value, (str, bytes, int, os.PathLike)):
         return f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
     return f"{type(value).__name__}(...)"
+
+
+class ArgumentRepr:
+    """Base of classes whose repr has the arguments that differ from their defaults.
+
+    The arguments are the fields of a dataclass, which needs `@dataclass(repr=False)`.
+    In other classes they are those that the constructor was called with; a misspelt
+    argument is refused with the name that it may mean.
+
+    Example:
+        >>> class Stop(ArgumentRepr):
+        ...     def __init__(self, monitor, patience=3, **settings):
+        ...         pass
+        >>> Stop("loss", 3, sign=-1)
+        Stop(monitor='loss', sign=-1)
+    """
+
+    _arguments = ""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Let a constructor keep its arguments as text."""
+        super().__init_subclass__(**keywords)
+        if "__init__" in vars(cls):
+            constructor = suggesting(_keeping_arguments(cls.__init__))
+            cls.__init__ = constructor  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """Return the call that makes the object, without defaults."""
+        arguments = self._arguments
+        if is_dataclass(self):
+            values = {f.name: getattr(self, f.name) for f in fields(self) if f.repr}
+            arguments = _as_in_call(inspect.signature(type(self)), values, repr)
+        return f"{type(self).__name__}({arguments})"
+
+
+def _keeping_arguments(constructor: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(constructor)
+
+    @functools.wraps(constructor)
+    def construct(self: Any, *arguments: Any, **keywords: Any) -> None:
+        constructor(self, *arguments, **keywords)
+        _, *values = signature.bind(self, *arguments, **keywords).arguments.items()
+        # As text, for pickles. A subclass's constructor ends last.
+        self.__dict__["_arguments"] = _as_in_call(signature, dict(values), shown)
+
+    return construct
+
+
+def _as_in_call(
+    signature: inspect.Signature,
+    values: Mapping[str, Any],
+    to_text: Callable[[Any], str],
+) -> str:
+    """Return the arguments that differ from their defaults, as a call has them."""
+    different: dict[str, str] = {}
+    for name, value in values.items():
+        parameter = signature.parameters[name]
+        if parameter.kind is parameter.VAR_KEYWORD:
+            different.update({key: to_text(value[key]) for key in value})
+        elif to_text(value) != to_text(parameter.default):
+            different[name] = to_text(value)
+    return ", ".join(f"{name}={text}" for name, text in different.items())
 
 
 def refuse(name: str, value: Any, instead: str, of: str = "") -> NoReturn:

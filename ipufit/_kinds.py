@@ -116,6 +116,12 @@ def dict_of(kind: Kind) -> Kind:
     return check
 
 
+def metric(value: Any, where: str) -> str | None:
+    """Accept a metric's value in logs: a number, or the rows of a matrix."""
+    kind = list_of(list_of(number)) if isinstance(value, list) else number
+    return kind(value, where)
+
+
 def fields(kinds: Mapping[str, Any], *, is_closed: bool = False) -> Kind:
     """Return the kind of dicts with these keys, each with a value of its kind.
 

@@ -19,6 +19,7 @@ import torch
 
 from . import _env
 from ._arguments import (
+    ArgumentRepr,
     check_choice,
     check_function,
     check_instance,
@@ -205,8 +206,8 @@ _LOCATION = "TensorLocations.setOptimizerLocation"
 
 
 @all_suggesting
-@dataclass(frozen=True)
-class IPUConfig:
+@dataclass(frozen=True, repr=False)
+class IPUConfig(ArgumentRepr):
     """The layout of a model on IPUs, or on the emulator.
 
     Args:
@@ -422,15 +423,6 @@ class IPUConfig:
                 "'16.32', or leave float32_modules out."
             )
         self.inference_config  # noqa: B018 - checks its fields, too
-
-    def __repr__(self) -> str:
-        """Show the class, and the fields that aren't at their defaults."""
-        shown = [
-            f"{field.name}={getattr(self, field.name)!r}"
-            for field in fields(self)
-            if getattr(self, field.name) != field.default
-        ]
-        return f"{type(self).__name__}({', '.join(shown)})"
 
     def __getstate__(self) -> dict[str, Any]:  # another process finds out itself
         return {field.name: getattr(self, field.name) for field in fields(self)}

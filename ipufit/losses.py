@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
 
-from ipufit._arguments import check_number, shown
+from ipufit._arguments import ArgumentRepr, check_number, shown
 from ipufit._tree import tree_map
 from ipufit.errors import (
     ConfigError,
@@ -80,8 +80,8 @@ class LossTerms(NamedTuple):
     divisor: Tensor
 
 
-@dataclass(frozen=True)
-class Loss:
+@dataclass(frozen=True, repr=False)
+class Loss(ArgumentRepr):
     """A loss as the engine uses it.
 
     Attributes:
@@ -119,7 +119,7 @@ class Loss:
     each: LossFunction | None = None
     is_per_output: bool = False
     ignore_index: int | None = None
-    indices: set[int] = field(default_factory=set, compare=False)
+    indices: set[int] = field(default_factory=set, compare=False, repr=False)
     refuses_probabilities: bool = False
     takes_probabilities: bool = False
     is_binary: bool = False
@@ -272,8 +272,9 @@ class Loss:
     ) -> LossTerms:
         """Compute a mean over the class indices that aren't ignored."""
         with TargetMeans(targets, counted) as target_means:
-            loss = self._checked(call_by_rows(self.function, outputs, targets))
-            value = _scalar(loss, is_added=True)
+            value = self._checked(call_by_rows(self.function, outputs, targets))
+            if value.dim() or target_means.origin_of(value) is None:
+                value = _scalar(value, is_added=True)
         mean = target_means.origin_of(value)
         if mean is None:  # of smoothed labels
             count = torch.sum(targets.ne(index).to(value.dtype))
@@ -547,8 +548,8 @@ def binary_focal_crossentropy(
         Tensor of the outputs' shape, in nats.
 
     Example:
-        >>> binary_focal_crossentropy(torch.tensor([0.0, 3.0]), torch.tensor([1, 1]))
-        tensor([0.1733, 0.0001])
+        >>> binary_focal_crossentropy(torch.tensor([0.0, 2.0]), torch.tensor([1, 1]))
+        tensor([0.1733, 0.0018])
     """
     outputs = in_float32(outputs)
     truths, likely = _like(targets, outputs), torch.sigmoid(outputs)
@@ -604,8 +605,8 @@ def tversky(
         One value per sample.
 
     Example:
-        >>> tversky(torch.tensor([[9.0, 9.0]]), torch.tensor([[1, 0]]), beta=0.9)
-        tensor([0.3333])
+        >>> tversky(torch.tensor([[0.0, 0.0]]), torch.tensor([[1, 0]]))
+        tensor([0.5000])
     """
     shares = torch.sigmoid(in_float32(outputs))
     truths = _like(targets, shares).reshape(len(shares), -1)

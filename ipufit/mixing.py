@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._arguments import check_number
+from ._arguments import ArgumentRepr, check_number
 from .errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Mixing:
+@dataclass(frozen=True, repr=False)
+class Mixing(ArgumentRepr):
     """Mixup and CutMix of the samples that a model is trained on.
 
     Each sample is mixed with the previous one in its micro-batch, and the first with

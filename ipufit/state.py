@@ -73,6 +73,8 @@ class RunState:
         samples: Number of samples trained on in this run.
         coverage: The samples that metrics cover, in words; "" if they cover all.
         params: Keras's parameters: `verbose`, `epochs`, `steps`.
+        plan: The calls of an epoch of `fit`, as of `model.batch_plan`; None in other
+            runs.
         directions: Whether `"max"` or `"min"` of a metric is better, by the metric's
             name without `val_`. Empty until a program was traced.
         names: Names of the metrics in the logs of an epoch of `fit`; None if they
@@ -111,6 +113,7 @@ class RunState:
     samples: int = 0
     coverage: str = ""
     params: dict[str, Any] = field(default_factory=dict)
+    plan: Any = field(default=None, repr=False)
     directions: dict[str, str] = field(default_factory=dict)
     names: set[str] | None = None
     calls: int = 0

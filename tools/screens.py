@@ -26,6 +26,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Iterator, NamedTuple
 
@@ -136,24 +137,31 @@ def output_of(command: str) -> str:
 def in_empty_folder() -> Iterator[Path]:
     """Work in a new folder, on a terminal of `COLUMNS` columns without colours.
 
-    Modules can be imported from it, and are forgotten with it.
+    Modules can be imported from it, and are forgotten with it. Figures of pyplot become
+    the same files each time, in which text stays text.
     """
-    before, columns = Path.cwd(), os.environ.get("COLUMNS")
+    before, settings = Path.cwd(), dict(os.environ)
     folder = Path(tempfile.mkdtemp()).resolve()
     os.chdir(folder)
     sys.path.insert(0, str(folder))
-    os.environ["COLUMNS"] = str(COLUMNS)
+    os.environ.update(COLUMNS=str(COLUMNS), SOURCE_DATE_EPOCH="0")
     try:
-        yield folder
+        if find_spec("matplotlib") is None:
+            yield folder
+        else:
+            from matplotlib import rc_context
+
+            style = {"svg.fonttype": "none", "svg.hashsalt": "ipufit", "backend": "agg"}
+            with rc_context(style):
+                yield folder
     finally:
         os.chdir(before)
         sys.path.remove(str(folder))
         for file in folder.glob("*.py"):
             sys.modules.pop(file.stem, None)
         shutil.rmtree(folder)
-        del os.environ["COLUMNS"]
-        if columns is not None:
-            os.environ["COLUMNS"] = columns
+        os.environ.clear()
+        os.environ.update(settings)
 
 
 def main() -> None:

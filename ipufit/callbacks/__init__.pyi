@@ -13,6 +13,7 @@ from .measuring import GradientMonitor as GradientMonitor
 from .measuring import Throughput as Throughput
 from .monitoring import EarlyStopping as EarlyStopping
 from .monitoring import LearningRateScheduler as LearningRateScheduler
+from .monitoring import OptunaPruning as OptunaPruning
 from .monitoring import ReduceLROnPlateau as ReduceLROnPlateau
 from .monitoring import StopAfter as StopAfter
 from .monitoring import TerminateOnNaN as TerminateOnNaN

@@ -23,7 +23,14 @@ from typing import (
 import numpy as np
 import torch
 
-from ipufit._arguments import check_function, check_number, is_number, refuse, shown
+from ipufit._arguments import (
+    ArgumentRepr,
+    check_function,
+    check_number,
+    is_number,
+    refuse,
+    shown,
+)
 from ipufit._kinds import are_numbers, fields
 from ipufit.errors import ConfigError, DamagedCheckpointError, do_all, refuse_foreign
 from ipufit.state import RunState, span
@@ -34,7 +41,7 @@ CallbackLike = Union["Callback", Iterable[Any], None]
 Hook = Optional[Callable[..., Any]]
 
 
-class Callback:
+class Callback(ArgumentRepr):
     """Base class of callbacks: override the hooks that matter.
 
     `logs` is one dict per event, shared by all callbacks: keys added in `on_epoch_end`
@@ -699,6 +706,16 @@ def copied(value: Any) -> Any:
     if isinstance(value, list):
         return value[:] if are_numbers(value) else [*map(copied, value)]
     return value.item() if isinstance(value, np.generic) else value
+
+
+def numbers_in(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics that are single numbers, without confusion matrices.
+
+    Example:
+        >>> numbers_in({"loss": 0.5, "confusion_matrix": [[3.0, 1.0], [0.0, 4.0]]})
+        {'loss': 0.5}
+    """
+    return {name: v for name, v in logs.items() if not isinstance(v, list)}
 
 
 def say(message: str) -> None:

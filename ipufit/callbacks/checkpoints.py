@@ -26,7 +26,6 @@ from ipufit.errors import (
     ConfigError,
     IpufitWarning,
     UnsupportedError,
-    suggesting,
     warn,
 )
 from ipufit.state import EVICTED, RESUMES
@@ -175,7 +174,6 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
         "last_update": whole,
     }
 
-    @suggesting
     def __init__(
         self,
         filepath: str | os.PathLike[str],
@@ -288,12 +286,12 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
 
     def _moment(self, logs: dict[str, Any]) -> SavedAt:
         """Return update, epoch and metric, by which checkpoints are compared."""
-        value = logs.get(self.monitor)
+        value = self.monitored(logs)
         if value is None:
             return SavedAt(self.run.updates, self.monitor if self.store else None)
         mode = direction_of(self.monitor, self.run.directions)
         mode = mode if self.mode == "auto" else self.mode
-        return SavedAt(self.run.updates, self.monitor, float(value), mode)
+        return SavedAt(self.run.updates, self.monitor, value, mode)
 
     def _write(self, epoch: int, path: str, moment: SavedAt) -> None:
         """Write a whole checkpoint."""
@@ -329,13 +327,13 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
         if not self.save_best_only:
             self.say(f"\nEpoch {epoch + 1}: saving model to {path}")
             return True
-        if logs.get(self.monitor) is None:
+        value = self.monitored(logs)
+        if value is None:
             warn(
                 f"Can save best model only with {self.monitor} available.",
                 IpufitWarning,
             )
             return True
-        value = float(logs[self.monitor])
         best = "None" if self.best is None else f"{self.best:.5f}"
         what = f"\nEpoch {epoch + 1}: {self.monitor}"
         if not self.improves(value, self.best):
@@ -385,7 +383,6 @@ class BackupAndRestore(SavingCallback):
     resumes = True
     reads_batch_logs = False
 
-    @suggesting
     def __init__(
         self,
         backup_dir: str | os.PathLike[str],

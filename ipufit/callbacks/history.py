@@ -3,21 +3,14 @@
 
 from __future__ import annotations
 
-import math
 from html import escape
 from typing import Any, ClassVar, Mapping, NoReturn, Sequence
 
 from ipufit._kinds import Kind, anything, count, dict_of, list_of, text
-from ipufit._lazy import need
+from ipufit._plots import Axes, Figure, axes_for, draw_confusion
 from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
 
 from .base import Callback
-
-Axes = Any
-"""`matplotlib.axes.Axes`, which needn't be installed."""
-
-Figure = Any
-"""`matplotlib.figure.Figure`."""
 
 
 class History(Callback):
@@ -68,7 +61,7 @@ class History(Callback):
 
     def _repr_html_(self) -> str:
         """Return an HTML table of the epochs, which a notebook saves."""
-        names = sorted(self.history)
+        names = sorted(name for name in self.history if not self._has_matrices(name))
         values = {n: dict(zip(self.epochs_of[n], self.history[n])) for n in names}
         rows = ["".join(f"<th>{escape(name)}</th>" for name in ("epoch", *names))]
         for epoch in self.epoch:
@@ -104,12 +97,14 @@ class History(Callback):
         """Draw the metrics over epochs, with matplotlib.
 
         Each metric has axes of its own, with a curve of the training and one of each
-        validation set. Epochs count from 1, as the display of `fit` does. No screen is
-        needed: `history.plot().savefig("curves.png")` writes a file.
+        validation set. Epochs count from 1, as the display of `fit` does. Of a
+        confusion matrix the last epoch's is drawn. No screen is needed:
+        `history.plot().savefig("curves.png")` writes a file.
 
         Args:
-            names: Names of the metrics to draw, in this order; None for all. "loss"
-                draws `loss` and `val_loss`, "val_loss" the latter alone.
+            names: Names of the metrics to draw, in this order. "loss" draws `loss` and
+                `val_loss`, "val_loss" the latter alone. None draws all, except details
+                such as `grad_norm/layer.weight`, which `GradientMonitor.plot` draws.
             axes: matplotlib's axes to draw in, one for each name; by default new ones
                 in a new figure of pyplot.
 
@@ -133,8 +128,18 @@ class History(Callback):
             True
         """
         shown = self._names_to_draw(names)
-        all_axes = _axes_for(len(shown), axes)
+        all_axes = axes_for(len(shown), axes, "History.plot()")
+        if len(all_axes) != len(shown):
+            raise ConfigError(
+                f"History.plot() draws {len(shown)} metrics, and got {len(all_axes)} "
+                "axes. Pass axes for each, or choose with names=[...]."
+            )
         for name, part in zip(shown, all_axes):
+            drawn = name if name in self.history else f"val_{name}"
+            if self._has_matrices(drawn):
+                draw_confusion(part, self.history[drawn][-1])
+                part.set_title(f"{drawn}, epoch {self.epochs_of[drawn][-1] + 1}")
+                continue
             for key, values in self.history.items():
                 trained, label = self._axes_and_label(key)
                 if name in (key, trained) or key == f"val_{name}":
@@ -156,7 +161,10 @@ class History(Callback):
             )
         if names is None:
             return [
-                name for name in self.history if self._axes_and_label(name)[0] == name
+                name
+                for name in self.history
+                if self._axes_and_label(name)[0] == name
+                and name.partition("/")[0] not in self.history.keys() - {name}
             ]
         asked = [names] if isinstance(names, str) else list(names)
         for name in asked:
@@ -174,8 +182,10 @@ class History(Callback):
 
         `val_loss` is drawn with `loss`, as "validation". If validation sets have names,
         `val_hard_loss` is drawn with `loss`, as "validation hard". A metric without a
-        training metric has axes of its own.
+        training metric has axes of its own, and so has a matrix.
         """
+        if self._has_matrices(key):
+            return key, ""
         if not key.startswith("val_"):
             return key, "training"
         rest = key[4:]
@@ -191,36 +201,5 @@ class History(Callback):
         longest = max(trained, key=len)
         return longest, f"validation {rest[: -len(longest) - 1]}"
 
-
-def _axes_for(count: int, axes: Axes | Sequence[Axes] | None) -> list[Axes]:
-    """Return the user's axes, or create them in a new figure.
-
-    Args:
-        count: Number of axes to return.
-        axes: Axes of the user; None to create axes.
-
-    Raises:
-        ConfigError: matplotlib isn't installed, or the number of `axes` isn't `count`.
-    """
-    pyplot = need("matplotlib.pyplot", "History.plot()", "ipufit[plot]")
-    if axes is not None:
-        flat: Any = getattr(axes, "flat", axes)  # `subplots` gives an array
-        users: list[Axes] = [axes] if hasattr(axes, "plot") else list(flat)
-        if len(users) != count:
-            raise ConfigError(
-                f"History.plot() draws {count} metrics, and got {len(users)} axes. "
-                "Pass axes for each, or choose with names=[...]."
-            )
-        return users
-    columns = min(count, 3)
-    rows = math.ceil(count / columns)
-    size = columns * 4.5, rows * 3.4  # inches
-    figure, grid = pyplot.subplots(
-        rows, columns, figsize=size, layout="constrained", squeeze=False
-    )
-    created = list(grid.flat)
-    for unused in created[count:]:
-        unused.remove()
-    if "inline" in pyplot.get_backend():  # else a notebook would show the figure twice
-        pyplot.close(figure)
-    return created[:count]
+    def _has_matrices(self, name: str) -> bool:
+        return isinstance(self.history[name][-1], list)

@@ -6,8 +6,10 @@ from __future__ import annotations
 import csv
 import io
 import os
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Callable, ClassVar, Iterable, Iterator, Mapping
+from textwrap import indent
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -15,15 +17,62 @@ from ipufit._arguments import check_flags, check_whole, refuse
 from ipufit._files import as_path, file_errors, open_regular
 from ipufit._kinds import Kind, count, list_of, optional, text
 from ipufit._lazy import need
-from ipufit.errors import ConfigError, IpufitWarning, suggesting, warn
+from ipufit.errors import ConfigError, IpufitWarning, warn
+from ipufit.optimizers.values import OptimizerValues
 
-from .base import Callback, check_frequency
+from .base import Callback, check_frequency, numbers_in
 from .monitoring import learning_rate
+
+if TYPE_CHECKING:
+    from ipufit.state import RunState
+
+
+def hyperparameters(model: Any, run: RunState) -> dict[str, Any]:
+    """Return the settings of a `fit`, as numbers and texts that trackers take.
+
+    Args:
+        model: The model that trains.
+        run: State of the `fit`.
+
+    Returns:
+        The optimizer, its settings (those of a second parameter group as `lr/1`), the
+        epochs, the factors of the batch size, the fields of the config that aren't at
+        their defaults, and `config` and `plan` as texts. Empty outside of `fit`.
+    """
+    if run.plan is None:
+        return {}
+    config, optimizer = model.config, OptimizerValues(model.optimizer).plain()
+    settings = {
+        field.name: getattr(config, field.name)
+        for field in fields(config)
+        if getattr(config, field.name) != field.default
+    }
+    for number, group in enumerate(optimizer["groups"]):
+        ending = f"/{number}" if number else ""
+        settings.update({f"{name}{ending}": v for name, v in group.items()})
+    settings.update(
+        asdict(run.plan.batch),
+        batch_size=run.plan.batch.batch_size,
+        config=config,
+        epochs=run.params["epochs"],
+        loss_scaling=optimizer["loss_scaling"],
+        optimizer=optimizer["class"],
+        plan=run.plan,
+    )
+    return {
+        name: value if isinstance(value, (bool, int, float)) else str(value)
+        for name, value in settings.items()
+    }
+
+
+_TEXTS = ("config", "plan")
+"""Hyperparameters that are texts of several lines."""
 
 
 class FigureLogger(Callback):
     """Base of callbacks that log the metrics of epochs, and of calls on request.
 
+    Metrics that aren't single numbers, such as a confusion matrix, are left out.
     Subclasses define `write(group, logs, step)`. The group is `"epoch"`, with the index
     of the epoch as the step, or `"batch"`, with the metrics of the epoch so far and the
     number of updates.
@@ -70,11 +119,11 @@ class FigureLogger(Callback):
         """Count the call's updates, and log metrics every `update_freq` updates."""
         before, self.updates = self.updates, self.run.updates
         if self._every and self.updates // self._every > before // self._every:
-            self.write("batch", logs, self.updates)
+            self.write("batch", numbers_in(logs), self.updates)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Log the metrics of the epoch."""
-        self.write("epoch", logs, epoch)
+        self.write("epoch", numbers_in(logs), epoch)
 
     def histograms(self, epoch: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         """Yield name and finite values of each weight and buffer of floats, if due.
@@ -103,7 +152,8 @@ class RunLogger(FigureLogger):
     A run that the logger begins ends with `fit`, as failed if `fit` raised. A resumed
     `fit` continues it. Subclasses define `active_run()`, which returns the service's
     active run or None; `begin_run()`, which begins a run, or continues the run of
-    `run_id`; and `end_run(is_failed=)`.
+    `run_id`; `write_settings(settings)`, which keeps the values that the run has; and
+    `end_run(is_failed=)`.
 
     Args:
         arguments: Arguments for the service's function that begins a run.
@@ -132,6 +182,7 @@ class RunLogger(FigureLogger):
     active_run: Callable[..., Any]
     begin_run: Callable[..., Any]
     end_run: Callable[..., None]
+    write_settings: Callable[[Mapping[str, Any]], None]
 
     @property
     def hears_every(self) -> int | None:
@@ -153,6 +204,7 @@ class RunLogger(FigureLogger):
             self._has_begun = self._active is None
             if self._has_begun:
                 self._active = self.begin_run()
+            self.write_settings(hyperparameters(self.model, self.run))
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any]) -> None:
         """Join or begin a run, if `fit` is resumed inside an epoch."""
@@ -204,7 +256,6 @@ class CSVLogger(Callback):
         "begin": count,
     }
 
-    @suggesting
     def __init__(
         self,
         filename: str | os.PathLike[str],
@@ -327,6 +378,8 @@ class TensorBoard(FigureLogger):
     `evaluation_<name>_vs_iterations`, at the number of updates since `compile`.
     With `histogram_freq` also, in `train`, a histogram of each weight and buffer of
     floats, under its name with `/` for `.`, so that TensorBoard groups them by module.
+    When `fit` begins, `config` and `plan` as texts; when it ends, the hyperparameters,
+    with the last epoch's metrics as `hparam/<name>`.
 
     Show them with `tensorboard --logdir logs`.
 
@@ -354,7 +407,6 @@ class TensorBoard(FigureLogger):
         True
     """
 
-    @suggesting
     def __init__(
         self,
         log_dir: str | os.PathLike[str] = "logs",
@@ -367,6 +419,21 @@ class TensorBoard(FigureLogger):
         module = need("torch.utils.tensorboard", "TensorBoard", "ipufit[tensorboard]")
         self._make_writer = module.SummaryWriter
         self._writers: dict[str, Any] = {}
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Write config and plan, and set the count of updates to 0."""
+        super().on_train_begin(logs)
+        for name, value in hyperparameters(self.model, self.run).items():
+            if name in _TEXTS:
+                self._writer("train").add_text(name, indent(value, "    "))  # as code
+
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """Write the hyperparameters, beside the last metrics."""
+        settings = hyperparameters(self.model, self.run)
+        short = {name: v for name, v in settings.items() if name not in _TEXTS}
+        metrics = {f"hparam/{name}": v for name, v in numbers_in(logs).items()}
+        if short:
+            self._writer("train").add_hparams(short, metrics, run_name=".")
 
     def write(self, group: str, logs: Mapping[str, Any], step: int) -> None:
         """Write metrics as `epoch_<name>` or `batch_<name>`; flush after an epoch."""
@@ -385,7 +452,8 @@ class TensorBoard(FigureLogger):
     def on_test_end(self, logs: dict[str, Any]) -> None:
         """Write the metrics of an evaluation as `evaluation_<name>_vs_iterations`."""
         updates = self.model.num_updates
-        self._write("validation", "evaluation_{}_vs_iterations", logs, updates)
+        tag = "evaluation_{}_vs_iterations"
+        self._write("validation", tag, numbers_in(logs), updates)
         self._flush()
 
     def close(self) -> None:
@@ -420,7 +488,8 @@ class WandbLogger(RunLogger):
     are `batch/<name>`, with `batch/updates`. Histograms of weights are `weights/<name>`
     and come with the metrics of their epoch. They go to the active run, `wandb.run`.
     Without an active run, a run is begun with the first epoch and finished with `fit`,
-    as failed if `fit` raised. A resumed `fit` continues its run.
+    as failed if `fit` raised. A resumed `fit` continues its run. Hyperparameters go to
+    the run's config, where values that are there stay as they are.
 
     Args:
         update_freq: `"epoch"` to log metrics of epochs only. With a number n, also log
@@ -470,6 +539,10 @@ class WandbLogger(RunLogger):
         self.run_id = run.id
         return run
 
+    def write_settings(self, settings: Mapping[str, Any]) -> None:
+        """Add hyperparameters to the run's config."""
+        self._active.config.setdefaults(settings)
+
     def end_run(self, *, is_failed: bool) -> None:
         """Finish the run with exit code 1 if `fit` failed, else 0."""
         self._active.finish(exit_code=int(is_failed))
@@ -490,6 +563,7 @@ class MLflowLogger(RunLogger):
     of calls are `batch_<name>`, with the number of updates as their step. They go to
     the active run. Without an active run, a run is begun with the first epoch and ended
     with `fit`, as `FAILED` if `fit` raised. A resumed `fit` continues its run.
+    Hyperparameters are parameters of the run, where those that are there stay.
 
     Args:
         update_freq: `"epoch"` to log metrics of epochs only. With a number n, also log
@@ -528,6 +602,11 @@ class MLflowLogger(RunLogger):
         run = self._mlflow.start_run(**{**self.arguments, **known})
         self.run_id = run.info.run_id
         return run
+
+    def write_settings(self, settings: Mapping[str, Any]) -> None:
+        """Log hyperparameters as parameters of the run, whose values can't change."""
+        known = self._mlflow.get_run(self._active.info.run_id).data.params
+        self._mlflow.log_params({n: v for n, v in settings.items() if n not in known})
 
     def end_run(self, *, is_failed: bool) -> None:
         """End the run as `FINISHED` or `FAILED`."""

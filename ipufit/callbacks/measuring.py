@@ -17,10 +17,18 @@ from ipufit._arguments import (
     refuse,
 )
 from ipufit._kinds import Kind, count, dict_of, number
-from ipufit.errors import NonFiniteGradientWarning, UnknownNameError, warn
+from ipufit._plots import Axes, Figure, axes_for, label_rows
+from ipufit.errors import (
+    ConfigError,
+    NonFiniteGradientWarning,
+    UnknownNameError,
+    warn,
+)
 from ipufit.types import Verbose
 
 from .base import Callback, say
+
+_MOST_COLUMNS = 1024  # of a heat map, an even number
 
 TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
 
@@ -214,7 +222,8 @@ class GradientMonitor(Callback):
     - after every epoch `grad_norm`, the mean over its calls, and `grad_norm_max`;
     - with `is_detailed`, `grad_norm/<parameter>` for each parameter too.
 
-    The first gradient that isn't finite causes a warning with its parameter's name.
+    `plot` draws the norm of each parameter in each update. The first gradient that
+    isn't finite causes a warning with its parameter's name.
 
     Args:
         parameters: Names of trainable parameters, or patterns such as
@@ -268,6 +277,7 @@ class GradientMonitor(Callback):
         self.calls = 0
         self._names: tuple[str, ...] = ()
         self._has_warned = False
+        self._clear_plot()
 
     def watched_gradients(self, module: torch.nn.Module) -> Sequence[str]:
         """Return the parameters that match the patterns, in the module's order."""
@@ -286,6 +296,7 @@ class GradientMonitor(Callback):
         """Reset the values of an earlier run."""
         self._has_warned = False
         self._reset()
+        self._clear_plot()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
         """Reset the means of the epoch."""
@@ -302,6 +313,7 @@ class GradientMonitor(Callback):
             for name in self._names
         }
         self._warn_of_non_finite(batch)
+        self._add_column()
         figures = {"grad_norm": math.sqrt(sum(n * n for n in self.norms.values()))}
         if self.is_detailed:
             figures.update({f"grad_norm/{n}": v for n, v in self.norms.items()})
@@ -317,6 +329,69 @@ class GradientMonitor(Callback):
         if self.calls:
             logs.update({name: total / self.calls for name, total in self.sums.items()})
             logs["grad_norm_max"] = self.largest
+
+    def plot(self, *, axes: Axes | None = None) -> Figure:
+        """Draw the norms of the last `fit` as a heat map: a row for each parameter.
+
+        Columns are updates, in the order of time. After more than 1024 calls a column
+        has the largest norms of 2, 4, 8 ... calls. Norms that are 0 or not finite are
+        left white. A resumed `fit` draws what came after the resumption.
+
+        Args:
+            axes: matplotlib's axes to draw in; by default new ones in a new figure of
+                pyplot.
+
+        Returns:
+            The matplotlib figure that has the axes.
+
+        Raises:
+            ConfigError: matplotlib isn't installed, or there was no update yet.
+        """
+        if not self._columns:
+            raise ConfigError(
+                "There is nothing to draw: GradientMonitor saw no update. Call plot() "
+                "after fit()."
+            )
+        height = 1.5 + 0.2 * min(len(self._names), 40)
+        [part, *_] = axes_for(1, axes, "GradientMonitor.plot()", (8.0, height))
+        norms = torch.stack(self._columns, dim=1)
+        has_color = norms.gt(0) & norms.isfinite()
+        image = part.imshow(
+            norms.masked_fill(~has_color, math.nan).numpy(),
+            norm="log" if has_color.any() else None,
+            aspect="auto",
+            interpolation="nearest",
+            extent=(
+                self._first_update - 0.5,
+                self._last_update + 0.5,
+                len(self._names) - 0.5,
+                -0.5,
+            ),
+        )
+        label_rows(part.yaxis, self._names)
+        part.set_xlabel("update")
+        part.figure.colorbar(image, ax=part, label="norm of the gradient")
+        return part.figure
+
+    def _clear_plot(self) -> None:
+        self._columns: list[torch.Tensor] = []  # norms by parameter
+        self._calls_per_column, self._num_calls = 1, 0
+
+    def _add_column(self) -> None:
+        """Add the norms of the call to the columns of the heat map."""
+        norms = torch.tensor(list(self.norms.values()))
+        self._last_update = self.run.updates
+        if not self._columns:
+            self._first_update = self._last_update
+        if self._num_calls % self._calls_per_column:
+            self._columns[-1] = torch.maximum(self._columns[-1], norms)
+        else:
+            self._columns.append(norms)
+        self._num_calls += 1
+        if len(self._columns) > _MOST_COLUMNS:
+            pairs = zip(self._columns[::2], self._columns[1::2] + self._columns[-1:])
+            self._columns = [torch.maximum(*pair) for pair in pairs]
+            self._calls_per_column *= 2
 
     def _warn_of_non_finite(self, batch: int) -> None:
         odd = [name for name, norm in self.norms.items() if not math.isfinite(norm)]

@@ -14,12 +14,12 @@ import numpy as np
 from ipufit._arguments import check_choice, check_flags, refuse
 from ipufit._env import whole_number
 from ipufit._kinds import Kind, array, count, list_of, number, optional, whole
+from ipufit._lazy import need
 from ipufit.errors import (
     ConfigError,
     DamagedCheckpointError,
     IpufitWarning,
     UnknownNameError,
-    suggesting,
     warn,
 )
 
@@ -137,12 +137,26 @@ class MonitorCallback(Callback):
             purpose: The beginning of the warning, such as "Early stopping conditioned".
             end: The end of the warning.
         """
-        value = logs.get(self.monitor)
+        value = self.monitored(logs)
         if value is None:
             warn(
                 f"{purpose} on metric `{self.monitor}` which is not available. "
                 f"Available metrics are: {','.join(logs)}{end}",
                 IpufitWarning,
+            )
+        return value
+
+    def monitored(self, logs: Mapping[str, Any]) -> float | None:
+        """Return the metric's value in the logs; None if they don't have it.
+
+        Raises:
+            ConfigError: The metric is a matrix.
+        """
+        value = logs.get(self.monitor)
+        if isinstance(value, list):
+            raise ConfigError(
+                f"{type(self).__name__}(monitor={self.monitor!r}): this metric is a "
+                "matrix, not one number. Monitor another metric."
             )
         return None if value is None else float(value)
 
@@ -237,7 +251,6 @@ class EarlyStopping(MonitorCallback):
         "best_weights": optional(list_of(array)),
     }
 
-    @suggesting
     def __init__(
         self,
         monitor: str = "val_loss",
@@ -317,6 +330,70 @@ class EarlyStopping(MonitorCallback):
                 f"{self.best_epoch + 1}."
             )
             self.model.set_weights(self.best_weights)
+
+
+class OptunaPruning(MonitorCallback):
+    """End a run when Optuna prunes its trial.
+
+    The trial gets the metric after each epoch that has it. If the study's pruner gives
+    the trial up, the run ends in order, as by `EarlyStopping`: all callbacks finish
+    their files. Then `fit` raises `optuna.TrialPruned`, which `study.optimize` expects.
+
+    If several processes train together, the first one has the study, and its decision
+    holds for all; the others pass `trial=None`. `fit` raises in every process.
+
+    Args:
+        trial: Trial of the study, `optuna.trial.Trial`.
+        monitor: Name of the metric in the logs. The study has its direction.
+
+    Raises:
+        ConfigError: If Optuna isn't installed. When `fit` begins, if the run has no
+            such metric.
+        optuna.TrialPruned: At the end of a `fit` whose trial is pruned.
+
+    Example:
+        >>> def objective(trial):
+        ...     rate = trial.suggest_float("rate", 1e-4, 1.0, log=True)
+        ...     model.compile(Optimizer("adam", rate), "mse")
+        ...     pruning = OptunaPruning(trial, "val_loss")
+        ...     history = model.fit(x, y, validation_split=0.2, callbacks=[pruning])
+        ...     return history.history["val_loss"][-1]
+    """
+
+    def __init__(self, trial: Any, monitor: str = "val_loss") -> None:
+        super().__init__(monitor, "auto", 0.0, 0)
+        need("optuna", "OptunaPruning", "optuna")
+        self.trial = trial
+        self._reason: str | None = None
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Check that the run has the metric, and the first process the trial."""
+        super().on_train_begin(logs)
+        self._reason = None
+        if self.run.processes.is_first and not hasattr(self.trial, "should_prune"):
+            words = "the trial of the study; None is for the other processes"
+            refuse("trial", self.trial, words, "OptunaPruning")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Report the metric, and stop the run if the trial is pruned."""
+        if self.monitor not in logs:  # not every epoch is validated
+            return
+        is_pruned = False
+        if self.run.processes.is_first:
+            self.trial.report(float(logs[self.monitor]), epoch)
+            is_pruned = self.trial.should_prune()
+        if any(self.run.processes.gathered(is_pruned)):
+            self._reason = f"Trial was pruned at epoch {epoch + 1}."
+            self.run.stop(f"{self._reason[:-1]} (OptunaPruning)")
+
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """Let `fit` raise `TrialPruned` once all callbacks have ended the run."""
+        if self._reason is not None:
+            self.run.after_hooks(self._raise)
+
+    def _raise(self) -> None:
+        optuna = need("optuna", "OptunaPruning", "optuna")
+        raise optuna.TrialPruned(self._reason)
 
 
 class TerminateOnNaN(Callback):
@@ -510,7 +587,6 @@ class LearningRateScheduler(Callback):
     saved_attributes: ClassVar[Mapping[str, Kind]] = {"group_ratios": list_of(number)}
     former_attributes = _RATES
 
-    @suggesting
     def __init__(self, schedule: Callable[..., float], verbose: int = 0) -> None:
         self._takes_rate = _takes_two(schedule)
         check_verbose(self, verbose)
@@ -604,7 +680,6 @@ class ReduceLROnPlateau(MonitorCallback):
     }
     former_attributes = _RATES
 
-    @suggesting
     def __init__(
         self,
         monitor: str = "val_loss",

@@ -22,7 +22,7 @@ from ipufit._lazy import need
 from ipufit.errors import ConfigError
 from ipufit.types import Verbose
 
-from .base import Callback
+from .base import Callback, numbers_in
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -581,7 +581,7 @@ def format_logs(
         'accuracy: 0.9877 - loss: 1.2e-05 - mse: 12345.7'
     """
     figures = []
-    for name, value in logs.items():
+    for name, value in numbers_in(logs).items():
         is_usual = value == 0 or 1e-3 <= abs(value) < 100
         number = f"{value:.4f}" if is_usual else f"{value:.6g}"
         if widths is not None:

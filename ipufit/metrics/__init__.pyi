@@ -21,6 +21,7 @@ from .classification import (
 from .classification import TopKAccuracy as TopKAccuracy
 from .classification import TopKCategoricalAccuracy as TopKCategoricalAccuracy
 from .confusion import BalancedAccuracy as BalancedAccuracy
+from .confusion import ConfusionMatrix as ConfusionMatrix
 from .confusion import F1Score as F1Score
 from .confusion import FalseNegatives as FalseNegatives
 from .confusion import FalsePositives as FalsePositives

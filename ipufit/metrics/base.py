@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ipufit._arguments import refuse, shown
+from ipufit._arguments import ArgumentRepr, refuse, shown
 from ipufit._tree import Structure, leaves_of, map_tensors
 from ipufit.errors import ConfigError, DataError
 
@@ -60,7 +60,7 @@ def _refuse_keras_words(kind: type) -> None:
         )
 
 
-class NamedMetric:
+class NamedMetric(ArgumentRepr):
     """Base of all metrics: the name, and settings that follow from the loss.
 
     Args:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ipufit._arguments import check_choice, check_number, check_whole
-from ipufit.errors import DataError, suggesting
+from ipufit._plots import Axes, Figure, axes_for, draw_confusion
+from ipufit.errors import DataError
 
 from .base import (
     AVERAGES,
@@ -21,13 +22,19 @@ from .base import (
     bits,
     checked_flag,
     classified,
+    flat,
+    in_float32,
     is_of_bits,
     labels_last,
     one_hot,
     refuse_parts,
     score_above,
     total_marked,
+    weighted,
 )
+
+_SUMMED = {None: (), "true": (1,), "pred": (0,), "all": (0, 1)}
+"""Axes of a confusion matrix that sum to 1, by what `normalize` says."""
 
 
 class Counts(NamedTuple):
@@ -69,7 +76,6 @@ class ConfusionMetric(Metric):
     _value_of_nothing = math.nan
     _top_k: int | None = None
 
-    @suggesting
     def __init__(
         self,
         threshold: float | Sequence[float] = 0.5,
@@ -288,7 +294,6 @@ class ClassScore(ConfusionMetric):
 
     direction = "max"
 
-    @suggesting
     def __init__(
         self,
         threshold: float | Sequence[float] | None = None,
@@ -542,3 +547,102 @@ class MeanIoU(ConfusionMetric):
     def _figure(self, counts: Counts) -> float:
         counts = both_classes(counts, has_labels=self._has_labels)
         return mean_score(counts.tp, union(counts))
+
+
+class ConfusionMatrix(ConfusionMetric):
+    """The weight of the samples of each pair of a true and a predicted class.
+
+    Its value in logs is a list of rows: `matrix[i][j]` is of class i, predicted as j. A
+    binary problem has the classes 0 and 1. The progress display and the loggers of
+    single numbers leave it out. Of C classes, C * C numbers per micro-batch come to the
+    host.
+
+    Args:
+        normalize: What sums to 1, as in scikit-learn: `"true"` each row, `"pred"` each
+            column, `"all"` the matrix; None for counts, or sums of weights.
+        threshold: The probability above which a 1 is predicted.
+        from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
+        name: Key in logs.
+        ignore_class: Targets that don't count, besides -100: 255 or -1 for pixels
+            without a class; None for no others.
+
+    Raises:
+        ConfigError: An argument has another value.
+        DataError: When a program is built, if the outputs are several labels that are
+            each 0 or 1.
+
+    Example:
+        >>> metric = ConfusionMatrix()
+        >>> sums = metric.sums(torch.eye(3), torch.tensor([0, 1, 1]))
+        >>> metric.result(sums.double())
+        [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
+    """
+
+    def __init__(
+        self,
+        normalize: str | None = None,
+        threshold: float = 0.5,
+        from_logits: bool | None = None,
+        name: str | None = None,
+        ignore_class: int | None = None,
+    ) -> None:
+        check_number("threshold", threshold)  # and no list of several
+        super().__init__(threshold, from_logits, False, name, ignore_class)
+        check_choice("normalize", normalize, _SUMMED)
+        self._normalize = normalize
+
+    def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Sum the weights of each pair of classes: `[C * C]`."""
+        predicted, true, counts = self._marked(
+            outputs, targets, weights, self._thresholds[0]
+        )
+        if predicted.shape[-1] == 1:
+            predicted, true = (
+                torch.cat([is_one.logical_not(), is_one], dim=-1)
+                for is_one in (predicted, true)
+            )
+        elif self._has_labels:
+            raise DataError(
+                f"ConfusionMatrix got outputs of shape {tuple(outputs.shape)}, which "
+                f"are {predicted.shape[-1]} labels that are each 0 or 1: there is no "
+                "matrix of all of them. Use the counts, such as FalsePositives()."
+            )
+        counts = counts[..., :1].expand(true.shape)
+        rows = weighted(in_float32(true), counts).flatten(0, -2)
+        return flat(rows.t().matmul(in_float32(predicted).flatten(0, -2)))
+
+    def result(self, sums: Tensor) -> Any:
+        """Return the rows of the matrix; where there are no samples, 0."""
+        refuse_parts(self.name, sums)
+        size = math.isqrt(len(sums))
+        matrix = sums.reshape(size, size)
+        if self._normalize is not None:
+            axes = _SUMMED[self._normalize]
+            matrix = ratio(matrix, matrix.sum(axes, keepdim=True))
+        return matrix.tolist()
+
+    @staticmethod
+    def plot(
+        matrix: Sequence[Sequence[float]],
+        labels: Sequence[Any] | None = None,
+        *,
+        axes: Axes | None = None,
+    ) -> Figure:
+        """Draw a matrix of logs, with matplotlib.
+
+        Args:
+            matrix: The metric's value in logs.
+            labels: Names of the classes; None for their indices.
+            axes: matplotlib's axes to draw in; by default new ones in a new figure of
+                pyplot.
+
+        Returns:
+            The matplotlib figure that has the axes.
+
+        Raises:
+            ConfigError: matplotlib isn't installed.
+        """
+        side = min(4.0 + 0.3 * len(matrix), 10.0)
+        [part, *_] = axes_for(1, axes, "ConfusionMatrix.plot()", (1.2 * side, side))
+        draw_confusion(part, matrix, labels)
+        return part.figure

@@ -322,19 +322,37 @@ class CallPlanner:
             is_spare: Whether that `fit` won't run, so that a generator may lose its
                 first batch.
         """
-        from ipufit.planning.schedule import EpochPlan  # few processes ask for it
-
         source = example_of(
             *arguments.data, is_whole=True, is_spare=is_spare, **self.loading
         )
         plan, choice = self.training_plan(source, arguments)
+        count = source.num_samples
+        if count is not None and arguments.validation_split:
+            count = num_trained_on(count, arguments.validation_split)
+        return source, self.describe_epoch(arguments, plan, choice, count)
+
+    def describe_epoch(
+        self,
+        arguments: FitArguments,
+        plan: BatchPlan,
+        choice: choices.Choice | None,
+        count: int | None,
+    ) -> EpochPlan:
+        """Return the calls of an epoch of a `fit` whose call is planned.
+
+        Args:
+            arguments: Arguments of the `fit`.
+            plan: The factors of a call.
+            choice: The updates of a call, if ipufit chose the number.
+            count: Number of samples to train on; None if unknown.
+        """
+        from ipufit.planning.schedule import EpochPlan  # few processes ask for it
+
         config, own = self.config, own_stages(self.module, self.config)
         stages = 1
         if config.is_pipelined and config.training_options is None:
             stages = max(forward_stages(config), own)
-        count, steps = source.num_samples, arguments.steps_per_epoch
-        if count is not None and arguments.validation_split:
-            count = num_trained_on(count, arguments.validation_split)
+        steps = arguments.steps_per_epoch
         is_enough = count is None or count >= plan.samples_per_call * plan.processes
         if steps is not None and is_enough:
             count = steps * plan.batch_size
@@ -342,7 +360,7 @@ class CallPlanner:
         if count is not None and not arguments.pads:
             nearest = self._nearest_batch_sizes(count, plan, choice)
         reason = "" if choice is None else choice.reason
-        return source, EpochPlan(plan, count, arguments.pads, stages, nearest, reason)
+        return EpochPlan(plan, count, arguments.pads, stages, nearest, reason)
 
     def model_plan(
         self, arguments: FitArguments, device: str | Device, *, is_spare: bool = False

@@ -10,11 +10,13 @@ from typing import (
     Any,
     Dict,
     Iterator,
+    Literal,
     Mapping,
     NoReturn,
     Sequence,
     TypeVar,
     Union,
+    overload,
 )
 
 import torch
@@ -486,6 +488,9 @@ class IPUModel:
                 "calls": batches.calls_per_epoch,
                 "dropped_samples": batches.num_dropped or 0,
             },
+            plan=self._planner.describe_epoch(
+                arguments, training.plan, training.choice, source.num_samples
+            ),
             metrics=training.metrics,
         )
         running = self._runs.running(self, run, callbacks, verbose, history)
@@ -552,6 +557,33 @@ class IPUModel:
             history.dropped_samples = batches.num_dropped or 0
             self._planner.warn_of_tail(training)
         return history
+
+    @overload
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Verbose = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: CallbackLike = None,
+        return_dict: Literal[True] = True,
+    ) -> Logs: ...
+
+    @overload
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Verbose = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: CallbackLike = None,
+        *,
+        return_dict: bool,
+    ) -> Any: ...
 
     def evaluate(
         self,
@@ -668,6 +700,27 @@ class IPUModel:
             for part in parts
         )
 
+    @overload
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        return_dict: Literal[True] = True,
+    ) -> Logs: ...
+
+    @overload
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        *,
+        return_dict: bool,
+    ) -> Any: ...
+
     def train_on_batch(
         self,
         x: Any,
@@ -749,6 +802,25 @@ class IPUModel:
         training.metrics.gather()
         self._planner.last_source = source
         return _format_metrics(training.metrics, return_dict)
+
+    @overload
+    def test_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        return_dict: Literal[True] = True,
+    ) -> Logs: ...
+
+    @overload
+    def test_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        return_dict: bool,
+    ) -> Any: ...
 
     def test_on_batch(
         self,

@@ -34,7 +34,7 @@ from typing import (
 
 import torch
 
-from ipufit._arguments import check_instance, check_number, shown
+from ipufit._arguments import ArgumentRepr, check_instance, check_number, shown
 from ipufit._kinds import anything, check_saved, dict_of
 from ipufit._modules import parameters_of, path_of
 from ipufit._poptorch import poptorch
@@ -391,8 +391,8 @@ def _arguments(name: str) -> set[str]:
     return set(inspect.signature(_class_in_poptorch(name)).parameters)
 
 
-@dataclass(frozen=True, init=False)
-class Optimizer:
+@dataclass(frozen=True, init=False, repr=False)
+class Optimizer(ArgumentRepr):
     """A description of an optimizer of PopTorch, for `compile`.
 
     Args:

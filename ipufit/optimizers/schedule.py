@@ -13,7 +13,7 @@ import copy
 import math
 import warnings
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import (
     Any,
@@ -28,7 +28,7 @@ from typing import (
 import torch
 from torch.optim import lr_scheduler
 
-from ipufit._arguments import check_number, check_whole, shown
+from ipufit._arguments import ArgumentRepr, check_number, check_whole, shown
 from ipufit._kinds import check_saved, count, damaged, like, optional
 from ipufit._kinds import fields as dict_with
 from ipufit.errors import (
@@ -62,8 +62,8 @@ float16 would lose, and leaves room for sums of gradients below the largest floa
 """
 
 
-@dataclass(frozen=True)
-class LossScaleRamp:
+@dataclass(frozen=True, repr=False)
+class LossScaleRamp(ArgumentRepr):
     """Multiply the loss scaling by a factor at regular intervals.
 
     Gradients shrink during training, so float16 can take a larger scaling later.
@@ -203,12 +203,10 @@ _EITHER = (
     ("factors", "gamma"),
 )
 """Settings that exclude each other."""
-_LATER = (*_IN_EPOCHS, "factors", "t_mul", "m_mul")
-"""Settings that `repr` shows only if they are set."""
 
 
-@dataclass(frozen=True)
-class Schedule:
+@dataclass(frozen=True, repr=False)
+class Schedule(ArgumentRepr):
     """How the learning rate, or another value, changes from update to update.
 
     Lengths are numbers of updates, or of epochs, which needn't be whole. `fit` converts
@@ -316,12 +314,6 @@ class Schedule:
             return  # the rest can be checked when `fit` knows the length of an epoch
         if self.total_updates is not None or not self.needs_total:
             self.check_fits(self.total_updates or 0)
-
-    def __repr__(self) -> str:
-        """Show the settings; lengths in epochs and rare ones only if they are set."""
-        names = [field.name for field in fields(self)]
-        shown = [n for n in names if n not in _LATER or getattr(self, n) is not None]
-        return f"Schedule({', '.join(f'{n}={getattr(self, n)!r}' for n in shown)})"
 
     @property
     def needs_epochs(self) -> bool:
@@ -815,8 +807,8 @@ class OptimizerMirror(Setter):
 # Schedulers of torch ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PerEpoch:
+@dataclass(frozen=True, repr=False)
+class PerEpoch(ArgumentRepr):
     """Step a scheduler of torch at the end of each epoch, not of each update.
 
     For `compile(lr_schedule=...)`. An `ipufit.Schedule` has lengths in epochs instead.

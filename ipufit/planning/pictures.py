@@ -7,6 +7,7 @@ import io
 import textwrap
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, Union
 
 from rich import table as rich_table
@@ -21,6 +22,13 @@ from ipufit.types import PathLike
 _COLORS = ("#8ec1e8", "#f6b26b", "#c9b3e6", "#9fd3b6", "#e8d174")
 _FILLS, _ASCII_FILLS = "█▓▒░▚", "#=+-o"
 _MOST_CHARACTERS = 80  # of a bar
+_SLOT_COLORS = {
+    "F": ("#ddecf8", _COLORS[0]),
+    "B": ("#fce8d3", _COLORS[1]),
+    "FB": ("#efe8f8", _COLORS[2]),
+}
+"""Colors of a cycle and of the work in it, by the passes of a slot."""
+_LIMIT_COLOR = "#d62728"
 _FAR = 10  # a limit this many times the longest bar isn't drawn: no bar would be seen
 _FORMATS = (".svg", ".png", ".pdf")
 _COLUMNS = 80  # of a text
@@ -102,13 +110,20 @@ class Bars(NamedTuple):
         """Return the sum of each bar's parts."""
         return [sum(amounts) for amounts in zip(*self.parts.values())]
 
+    @property
+    def near_limit(self) -> tuple[str, float] | None:
+        """Return the limit if it is near enough to be drawn, else None."""
+        is_near = self.limit is not None and self.limit[1] < _FAR * max(self.totals)
+        return self.limit if is_near else None
+
     def printed(self, console: Console) -> Iterator[Any]:
         """Yield the bars, and the kinds of their parts."""
         fills = _ASCII_FILLS if console.options.ascii_only else _FILLS
         styles = dict(zip(self.parts, zip(fills, _COLORS)))
         beside = max(map(len, self.labels)) + max(map(len, self.ends)) + 4
         room = min(max(console.width - beside, 1), _MOST_CHARACTERS)
-        longest = max(self.totals) or 1
+        limit, limit_amount = self.near_limit or (None, 0.0)
+        longest = max(*self.totals, limit_amount) or 1
         grid = rich_table.Table.grid(padding=(0, 2, 0, 0))
         for label, end, amounts in zip(
             self.labels, self.ends, zip(*self.parts.values())
@@ -117,9 +132,15 @@ class Bars(NamedTuple):
             for (fill, color), part in zip(styles.values(), amounts):
                 amount += part
                 line.append(fill * (round(amount / longest * room) - len(line)), color)
+            if limit is not None:
+                place = max(round(limit_amount / longest * room) - 1, 0)
+                line.pad_right(place + 1 - len(line))
+                line = line[:place] + Text("|", _LIMIT_COLOR) + line[place + 1 :]
             grid.add_row(label, line, end)
         yield grid
         if len(styles) > 1:
+            if limit is not None:
+                styles[limit] = "|", _LIMIT_COLOR
             kinds = [
                 (f"{fill} {kind}   ", style) for kind, (fill, style) in styles.items()
             ]
@@ -131,11 +152,13 @@ class Bars(NamedTuple):
         for (kind, amounts), color in zip(self.parts.items(), _COLORS):
             axes.barh(self.labels, amounts, left=ends, label=kind, color=color)
             ends = [end + amount for end, amount in zip(ends, amounts)]
-        for y, (x, text) in enumerate(zip(ends, self.ends)):
-            axes.text(x, y, f" {text}", va="center")
-        if self.limit is not None and self.limit[1] < _FAR * max(ends):
-            axes.axvline(self.limit[1], label=self.limit[0], color="black")
-        axes.set_xlim(right=1.25 * axes.get_xlim()[1])  # for the texts at the ends
+        for y, text in enumerate(self.ends):
+            beside = axes.get_yaxis_transform()  # the right edge of the axes is 1
+            axes.text(1.01, y, text, va="center", transform=beside)
+        if self.near_limit is not None:
+            name, amount = self.near_limit
+            axes.axvline(amount, label=name, color=_LIMIT_COLOR)
+        axes.locator_params(axis="x", nbins=6)
         axes.xaxis.set_major_formatter(
             lambda amount, _: amount_in_words(amount, self.unit)
         )
@@ -153,12 +176,14 @@ class Timeline(NamedTuple):
         columns: The cycles; None where some are left out.
         rows: For each named row the micro-batch in each cycle; None while it is idle.
         caption: Sentences below it.
+        busy: Share of a cycle in which a row works, by the row's name; empty for 1.
     """
 
     title: str
     columns: Sequence[int | None]
     rows: Mapping[str, Sequence[int | None]]
     caption: str
+    busy: Mapping[str, float] = MappingProxyType({})
 
     def printed(self, console: Console) -> Iterator[Any]:
         """Yield rows over cycles, in several blocks if they are too wide."""
@@ -181,17 +206,22 @@ class Timeline(NamedTuple):
 
     def draw(self, axes: Any) -> None:
         """Draw the rows with matplotlib."""
-        color_of = dict(zip(("F", "B", "FB"), _COLORS))
         for y, (name, cells) in enumerate(self.rows.items()):
-            busy = [x for x, number in enumerate(cells) if number is not None]
-            color = color_of.get(name.rpartition(" ")[2], "none")
-            axes.broken_barh([(x - 0.5, 1) for x in busy], (y - 0.4, 0.8), color=color)
-            for x in busy:
-                axes.text(x, y, cells[x], ha="center", va="center", fontsize="small")
+            working = [x for x, number in enumerate(cells) if number is not None]
+            text = {"ha": "center", "va": "center", "fontsize": "small"}
+            colors = _SLOT_COLORS.get(name.rpartition(" ")[2], ())
+            for color, width in zip(colors, (1.0, self.busy.get(name, 1.0))):
+                spans = [(x - 0.5, width) for x in working]
+                axes.broken_barh(spans, (y - 0.4, 0.8), color=color, linewidth=0)
+                text["color"] = "black"
+            for x in working:
+                axes.text(x, y, cells[x], **text)
         axes.set_yticks(range(len(self.rows)), list(self.rows))
+        axes.set_ylim(len(self.rows) - 0.5, -0.5)
         names = ["..." if column is None else column for column in self.columns]
         axes.set_xticks(range(len(names)), names, fontsize="small")
-        axes.set_xlabel("cycle")
+        words = "cycle; stages fill their shares of the slowest one's FLOPs"
+        axes.set_xlabel(words if self.busy else "cycle")
 
 
 Content = Union[str, Table, Bars, Timeline]
@@ -304,7 +334,7 @@ def _drawn(pictures: Sequence[Bars | Timeline], title: str, form: str) -> bytes:
         1.3 + 0.25 * len(p.labels if isinstance(p, Bars) else p.rows) for p in pictures
     ]
     width = max(
-        [8.0, *(len(p.columns) / 4 for p in pictures if isinstance(p, Timeline))]
+        [8.0, *(len(p.columns) / 2.2 for p in pictures if isinstance(p, Timeline))]
     )
     style = {
         "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib

@@ -385,7 +385,7 @@ def _work(plan: ModelPlan) -> Iterator[Content]:
     )
     if plan.num_stages == 1:
         return
-    yield plan.schedule.timeline()
+    yield plan.schedule.timeline(plan.flops)
 
 
 def _memory(plan: ModelPlan) -> Iterator[Content]:
@@ -408,7 +408,7 @@ def _memory(plan: ModelPlan) -> Iterator[Content]:
     )
     yield Table("Memory", columns, plan.memory, caption)
     yield Bars(
-        "Memory in training",
+        f"Memory in training; an IPU has {capacity}",
         [f"IPU {memory.ipu}" for memory in plan.memory],
         {
             "parameters": [m.parameters + m.buffers for m in plan.memory],
@@ -419,7 +419,7 @@ def _memory(plan: ModelPlan) -> Iterator[Content]:
         },
         "B",
         [f"{_about(m.total)}, {share_in_words(m.share)}" for m in plan.memory],
-        f"An IPU has {capacity}. Code and temporary data aren't counted.",
+        "Code and temporary data aren't counted.",
         ("memory of one IPU", plan.device.num_bytes),
     )
 

@@ -16,7 +16,7 @@ its slowest IPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Iterator, NamedTuple
+from typing import TYPE_CHECKING, Iterator, NamedTuple, Sequence
 
 from ipufit.batching import BatchPlan, as_product, micro_batches_in_flight
 from ipufit.types import ShownAsText
@@ -136,11 +136,15 @@ class PipelineSchedule(NamedTuple):
         timeline = self.timeline()
         save([timeline], timeline.title, path)
 
-    def timeline(self) -> Timeline:
+    def timeline(self, work: Sequence[float] = ()) -> Timeline:
         """Return the slots over the cycles, as data of a picture.
 
         If all slots work in more than eight cycles, the first four and the last four of
         these are shown.
+
+        Args:
+            work: Work of each stage, in any unit: a cycle takes as long as the stage
+                with most work. By default all stages take the whole cycle.
 
         Example:
             >>> timeline = PipelineSchedule(2, 100, trains=False).timeline()
@@ -177,6 +181,11 @@ class PipelineSchedule(NamedTuple):
             columns,
             rows,
             " ".join(self._sentences()),
+            {
+                name: work[int(name.partition(" ")[0])] / max(work)
+                for name in [*rows][:-1]
+                if any(work)
+            },
         )
 
     def _sentences(self) -> Iterator[str]:

@@ -81,7 +81,9 @@ def test_those_without_peers_do_the_plain_loop_s_work(
 
 
 @pytest.mark.parametrize("name", PEERS)
-@pytest.mark.parametrize("workload", ["W2", "resnet18"])
+@pytest.mark.parametrize(
+    "workload", ["W2", pytest.param("resnet18", marks=pytest.mark.slow)]
+)
 @pytest.mark.filterwarnings("ignore")
 def test_peers_do_the_plain_loop_s_work(
     small, plain_results, monkeypatch, workload, name

@@ -28,6 +28,7 @@ def runner(tmp_path, monkeypatch):
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "worker.py").write_text(WORKER, encoding="utf-8")
     monkeypatch.setattr("benchmarks.runs.ROOT", tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # it may have the real worker
     monkeypatch.setattr("benchmarks.runs.import_seconds", lambda statement: 0.0)
     return Runner(tmp_path / "journal")
 

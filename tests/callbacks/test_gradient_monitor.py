@@ -3,6 +3,7 @@
 
 import contextlib
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from ipufit import (
     poptorch,
 )
 from ipufit.errors import NonFiniteGradientWarning
+from ipufit.state import RunState
 from tests.reference import compiled
 from tests.strategies import examples
 
@@ -201,3 +203,74 @@ def test_gradients_are_for_callbacks():
     model, _ = fit(GradientMonitor())
     with pytest.raises(ConfigError, match="for callbacks while fit"):
         model.gradients()
+
+
+# The heat map -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def pyplot():
+    pytest.importorskip("matplotlib").use("Agg")
+    import matplotlib.pyplot as plt
+
+    yield plt
+    plt.close("all")
+
+
+def heat_map(monitor):
+    """The axes, and the norms in its cells: NaN where a cell is white."""
+    axes = monitor.plot().axes[0]
+    (image,) = axes.get_images()
+    return axes, torch.from_numpy(image.get_array().filled(math.nan))
+
+
+def test_the_norms_of_all_updates_are_one_picture(pyplot):
+    monitor = GradientMonitor()
+    fit(monitor)
+    axes, cells = heat_map(monitor)
+    names = [name for name, _ in network().named_parameters()]
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
+    expected = [[float(call[n].norm()) for call in plain(12, 1)] for n in names]
+    torch.testing.assert_close(cells, torch.tensor(expected), atol=1e-6, rtol=1e-4)
+    assert axes.get_xlim() == (0.5, 4.5)
+    assert axes.get_xlabel() == "update"
+
+
+def test_columns_of_long_runs_have_the_largest_norms_of_several_calls(pyplot):
+    monitor, run = GradientMonitor(), RunState()
+    monitor.set_run(run)
+    gradient = torch.zeros(1)
+    monitor.set_model(SimpleNamespace(gradients=lambda: {"w": gradient}))
+    monitor.watched_gradients(torch.nn.ParameterDict({"w": torch.zeros(1)}))
+    monitor.on_train_begin({})
+    norms = torch.rand(5001, generator=torch.Generator().manual_seed(0))
+    for norm in norms:
+        gradient.fill_(norm)
+        run.count_call(1, samples=0)
+        monitor.on_train_batch_end(0, {})
+    axes, cells = heat_map(monitor)
+    expected = [part.max() for part in norms.split(8)]
+    assert cells.tolist() == [[float(norm) for norm in expected]]
+    assert axes.get_xlim() == (0.5, 5001.5)
+
+
+def test_norms_that_have_no_logarithm_are_white(pyplot):
+    module = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.zeros_(module.weight)
+    model = IPUModel(module)
+    model.compile("sgd", "mse")
+    monitor = GradientMonitor()
+    model.fit(torch.ones(4, 2), torch.zeros(4, 1), 4, callbacks=monitor, verbose=0)
+    assert heat_map(monitor)[1].isnan().all()
+
+
+def test_a_history_leaves_norms_of_single_parameters_to_the_heat_map(pyplot):
+    model, _ = fit(GradientMonitor(is_detailed=True))
+    labels = [axes.get_ylabel() for axes in model.history.plot().axes]
+    assert labels == ["loss", "grad_norm", "grad_norm_max"]
+    assert model.history.plot("grad_norm/0.bias").axes[0].get_ylabel()
+
+
+def test_there_is_no_heat_map_before_fit():
+    with pytest.raises(ConfigError, match=r"nothing to draw.*after fit"):
+        GradientMonitor().plot()

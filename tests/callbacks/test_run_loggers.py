@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """`WandbLogger` and `MLflowLogger` on doubles of their services."""
 
+import os
 import sys
 
 import pytest
+import torch
 
-from ipufit import ConfigError
-from ipufit.callbacks import CallbackList, LambdaCallback, MLflowLogger, WandbLogger
+from ipufit import ConfigError, DroppedRowsWarning, IPUConfig, IPUModel, poptorch
+from ipufit.callbacks import (
+    CallbackList,
+    LambdaCallback,
+    MLflowLogger,
+    TensorBoard,
+    WandbLogger,
+)
+from ipufit.metrics import ConfusionMatrix, StreamedFunction
 from ipufit.state import RunState
 from tests.callbacks.driving import play
-from tests.callbacks.trackers import MLflowDouble, WandbDouble
+from tests.callbacks.trackers import MLflowDouble, TensorBoardDouble, WandbDouble
 
 
 class Wandb:
@@ -31,6 +40,12 @@ class Wandb:
     def logged(self, run):
         return [tuple(one.values()) for one in run.logged]
 
+    def settings(self, run):
+        return run.config
+
+    def set_own(self, **settings):
+        self.double.run.config.update(settings)
+
 
 class MLflow:
     logger, module, ends = MLflowLogger, "mlflow", ("FINISHED", "FAILED")
@@ -48,6 +63,12 @@ class MLflow:
 
     def logged(self, run):
         return [(step, *figures.values()) for step, figures in run.logged]
+
+    def settings(self, run):
+        return run.data.params
+
+    def set_own(self, **settings):
+        self.double.log_params(settings)
 
 
 @pytest.fixture(params=[Wandb, MLflow])
@@ -127,6 +148,81 @@ def test_it_says_what_to_install(service, monkeypatch):
         ConfigError, match=rf"{name} needs .* pip install {service.module}"
     ):
         service.logger()
+
+
+# Hyperparameters ----------------------------------------------------------------------
+
+
+def small_model():
+    config = IPUConfig(device_iterations=2, pipeline=["0", "1"])
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    groups = [
+        {"params": part.parameters(), "lr": rate}
+        for part, rate in zip(module, (0.25, 0.125))
+    ]
+    model = IPUModel(module, config)
+    optimizer = poptorch.optim.AdamW(groups, loss_scaling=2.0)
+    metrics = [StreamedFunction(lambda *_: 0.5, "half"), ConfusionMatrix()]
+    model.compile(optimizer, "bce", metrics=metrics)
+    return model
+
+
+def fit(model, logger, **arguments):
+    x = torch.rand(50, 4)
+    with pytest.warns(DroppedRowsWarning):
+        model.fit(x, x[:, 0].round(), 8, callbacks=logger, verbose=0, **arguments)
+
+
+def test_a_run_has_the_hyperparameters_of_its_fit(service):
+    model = small_model()
+    fit(model, service.logger(2), epochs=2)
+    (run,) = service.double.runs
+    settings = service.settings(run)
+    expected = {
+        "optimizer": "AdamW",
+        "lr": 0.25,
+        "lr/1": 0.125,
+        "betas": "[0.9, 0.999]",
+        "loss_scaling": 2.0,
+        "epochs": 2,
+        "batch_size": 8,
+        "micro_batch_size": 2,
+        "gradient_accumulation": 4,
+        "device_iterations": 2,
+        "pipeline": "['0', '1']",
+        "config": str(model.config),
+    }
+    assert {name: settings[name] for name in expected} == expected
+    x = torch.rand(50, 4)
+    assert settings["plan"] == str(model.batch_plan(x, x[:, 0].round(), 8))
+    assert {type(value) for value in settings.values()} <= {bool, int, float, str}
+    logged = [value for one in service.logged(run) for value in one]
+    assert {type(value) for value in logged} == {int, float}  # no matrix
+
+
+def test_values_that_a_run_has_stay(service):
+    service.begin()
+    service.set_own(lr="mine")
+    for epochs in (1, 2):
+        fit(small_model(), service.logger(), epochs=epochs)
+    settings = service.settings(service.double.runs[0])
+    assert (settings["lr"], settings["epochs"]) == ("mine", 1)
+
+
+def test_tensorboard_has_them_beside_the_last_metrics(monkeypatch):
+    double = TensorBoardDouble()
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", double)
+    model = small_model()
+    fit(model, TensorBoard("logs"), epochs=2)
+    folder = os.path.join("logs", "train")
+    assert double.texts[folder, "config"] == f"    {model.config}"
+    plan = double.texts[folder, "plan"].splitlines()
+    assert plan[0] == "    batch size 8 = micro-batch 2 * gradient accumulation 4"
+    ((written_to, settings, metrics, run_name),) = double.hparams
+    assert (written_to, run_name) == (folder, ".")
+    assert (settings["lr/1"], settings["epochs"]) == (0.125, 2)
+    last = model.history.history
+    assert metrics == {f"hparam/{name}": last[name][-1] for name in ("half", "loss")}
 
 
 # Which calls are written ------------------------------------------------------------

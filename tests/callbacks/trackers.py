@@ -11,6 +11,8 @@ class TensorBoardDouble:
     def __init__(self):
         self.scalars = []
         self.histograms = []
+        self.texts = {}
+        self.hparams = []
         self.open = []
         double = self
 
@@ -26,6 +28,12 @@ class TensorBoardDouble:
             def add_histogram(self, tag, values, step):
                 assert self.log_dir in double.open
                 double.histograms.append((self.log_dir, tag, values, step))
+
+            def add_text(self, tag, text):
+                double.texts[self.log_dir, tag] = text
+
+            def add_hparams(self, settings, metrics, run_name):
+                double.hparams.append((self.log_dir, settings, metrics, run_name))
 
             def flush(self):
                 assert self.log_dir in double.open
@@ -57,6 +65,7 @@ class WandbRun:
         self.arguments = arguments
         self.id = arguments.get("id", f"id{len(wandb.runs)}")
         self.logged = []
+        self.config = WandbConfig(arguments.get("config", {}))
         self.exit_code = None
 
     def log(self, figures):
@@ -66,6 +75,11 @@ class WandbRun:
     def finish(self, exit_code=0):
         self.exit_code = exit_code
         self.wandb.run = None
+
+
+class WandbConfig(dict):
+    def setdefaults(self, settings):
+        self.update({**settings, **self})
 
 
 class MLflowDouble:
@@ -83,12 +97,20 @@ class MLflowDouble:
         run_id = arguments.get("run_id", f"id{len(self.runs)}")
         self.active = SimpleNamespace(
             info=SimpleNamespace(run_id=run_id),
+            data=SimpleNamespace(params={}),
             arguments=arguments,
             logged=[],
             status=None,
         )
         self.runs.append(self.active)
         return self.active
+
+    def get_run(self, run_id):
+        return next(run for run in self.runs if run.info.run_id == run_id)
+
+    def log_params(self, params):
+        assert not params.keys() & self.active.data.params
+        self.active.data.params.update(params)
 
     def log_metrics(self, metrics, step):
         self.active.logged.append((step, metrics))
@@ -102,6 +124,9 @@ class PyplotDouble:
 
     def subplots(self, rows, columns, **settings):
         every = [MagicMock() for _ in range(rows * columns)]
+        for axes in every:  # numbers, which those who draw compute with
+            axes.get_window_extent.return_value = SimpleNamespace(width=99, height=99)
+            axes.figure.dpi, axes.imshow.return_value.norm.vmax = 99, 1.0
         return MagicMock(axes=every), SimpleNamespace(flat=every)
 
     def get_backend(self):

@@ -27,6 +27,9 @@ from tests.conformance import operators, programs  # noqa: F401 - they fill PROB
 from tests.conformance.operators import LEFT
 from tests.conformance.probing import PROBES, Probe, Refusal, attempt
 
+# Used here, so that the emulator imports its compiler once, not in each process.
+poptorch.inferenceModel  # noqa: B018
+
 FORMAT = 1
 LIMIT_SECONDS = 300
 MOST_IPUS = 4

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each optimizer and each scheduler of torch in `fit`, beside a plain loop.
 
-The arguments are those of `optim_db`, with which torch tests itself, and further ones.
-After some updates the weights are torch's, or the optimizer is refused.
+The arguments are those of `optim_db`, with which torch tests itself. After some updates
+the weights are torch's, or the optimizer is refused. `tests/optimizers` tries each
+argument of the optimizers that an IPU has.
 """
 
 import collections
@@ -29,16 +30,6 @@ from tests.reference import network, samples
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 BATCH, BATCHES, EPOCHS = 4, 3, 2
-
-FURTHER = {
-    "SGD": [{"momentum": 0.9, "nesterov": True}],
-    "Adam": [{"betas": (0.5, 0.7)}, {"eps": 1e-3}],
-    "AdamW": [{"betas": (0.5, 0.7)}, {"eps": 1e-3}, {"weight_decay": 0.0}],
-    "RMSprop": [{"alpha": 0.5}, {"eps": 1e-3}, {"momentum": 0.9}, {"centered": True}],
-}
-"""Arguments that torch's database doesn't vary, for what an IPU has."""
-
-FLAGS = [{name: True} for name in ("foreach", "capturable", "differentiable", "fused")]
 
 EXCLUDED = {
     "dampening": "PopTorch applies it from the first update on, torch from the second"
@@ -139,8 +130,8 @@ def test_optimizers_compute_what_torch_computes():
     counts = collections.Counter()
     for info in database("optim_db"):
         kind, name = info.optim_cls, info.optim_cls.__name__
-        given = [made.kwargs for made in info.optim_inputs_func(device="cpu")]
-        for arguments in (*given, *FURTHER.get(name, ()), *FLAGS):
+        for made in info.optim_inputs_func(device="cpu"):
+            arguments = made.kwargs
             if not EXCLUDED.keys().isdisjoint(arguments):
                 continue
             for make in (in_one_group(kind, arguments), in_two_groups(kind, arguments)):
@@ -154,7 +145,7 @@ def test_optimizers_compute_what_torch_computes():
                 assert found.kind != DIFFERENT, (name, arguments, found.values)
                 counts[found.kind, name] += 1
     for name in ("SGD", "Adam", "AdamW", "RMSprop"):
-        assert counts[EQUAL, name] >= 8, counts
+        assert counts[EQUAL, name] >= 6, counts
     assert len({name for kind, name in counts if kind == REFUSED}) > 8, counts
 
 

@@ -55,12 +55,15 @@ SCRIPTS = {
     "observing.py": ("--epochs 1", "orders of magnitude lost: #", 3),
     "poptorch_script.py": ("--epochs 4", ACCURACY, 75),
     "optuna_sweep.py": ("--trials 5", "best accuracy: #%", 80),
+    "hydra_settings.py": ("fit.epochs=3", ACCURACY, 75),
 }
 MODULES = {"handwriting.py"}  # which the scripts import
 # Script -> a package that it can't do without.
 NEEDS = {
     "bert.py": "transformers",
     "fine_tuning.py": "torchvision",
+    "hydra_settings.py": "hydra",
+    "optuna_sweep.py": "optuna",
     "tabular.py": "pandas",
 }
 

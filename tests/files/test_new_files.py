@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import os
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -22,6 +23,7 @@ from ipufit.checkpoint import (
     save_weights,
     write_checkpoint,
 )
+from ipufit.errors import CheckpointWarning
 from tests.conformance.recording import Recording
 from tests.files.faults import at_step, full_disk, killed_at_step
 from tests.files.samples import names, number_of, sample
@@ -87,15 +89,16 @@ def read_store(path):
     return number_of(CheckpointStore(path).load_latest()[1])
 
 
-CHECKPOINTS = {
+WRITERS = {
+    **KINDS,
     "saved": (write_saved, read_saved),
     "store": (write_store, read_store),
 }
 
 
-@pytest.mark.parametrize("name", [*KINDS, *CHECKPOINTS])
+@pytest.mark.parametrize("name", WRITERS)
 def test_a_writer_killed_at_any_step_leaves_the_old_file_or_the_new(tmp_path, name):
-    write, read = {**KINDS, **CHECKPOINTS}[name]
+    write, read = WRITERS[name]
     path = tmp_path / name
     numbers = set()
     for step in itertools.count():
@@ -109,6 +112,44 @@ def test_a_writer_killed_at_any_step_leaves_the_old_file_or_the_new(tmp_path, na
             break
     assert step >= 3
     assert numbers == {1, 2}
+
+
+@pytest.mark.usefixtures("unsynced")
+@pytest.mark.parametrize(
+    ("name", "words", "least"),
+    [("a.safetensors", "Free some", 3), ("saved", "", 16), ("store", "keep fewer", 16)],
+)
+def test_a_disk_full_at_any_step_leaves_the_old_file_or_the_new(
+    tmp_path, name, words, least
+):
+    write, read = WRITERS[name]
+    path = tmp_path / name
+    failures, warned = 0, []
+    for step in itertools.count():
+        write(path, 1)
+        error = None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with at_step(step, full_disk) as taken:
+                try:
+                    write(path, 2)
+                except FileError as failure:
+                    error = failure
+        if error is not None:
+            assert error.errno == errno.ENOSPC
+            assert words in str(error)
+            assert name == "store" or str(path) in str(error)
+            failures += 1
+        # It has its name already where syncing the directory fails.
+        is_named = step < len(taken) and taken[step] == "fsync"
+        is_named = is_named and "replace" in taken[:step]
+        assert read(path) == (1 if error is not None and not is_named else 2)
+        warned += [warning.category for warning in caught]
+        if len(taken) <= step:
+            break
+    assert failures >= least
+    # What couldn't be deleted.
+    assert {*warned} == ({CheckpointWarning} if name == "store" else set())
 
 
 @pytest.mark.parametrize("name", KINDS)

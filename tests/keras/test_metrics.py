@@ -372,13 +372,6 @@ def test_an_adjusted_r2_is_keras_of_one_output():
     assert np.isnan(few)
 
 
-def test_keras_counts_outputs_as_samples_of_an_adjusted_r2():
-    keras_figure, plain = both("r2", "R2Score", NUMBERS, TRUE, num_regressors=3)
-    own = figure(ours.R2Score(num_regressors=3), NUMBERS, TRUE)
-    assert own == pytest.approx(1 - (1 - plain) * (COUNT - 1) / (COUNT - 4))
-    assert keras_figure != pytest.approx(own, rel=1e-3)
-
-
 def test_overlap_is_keras():
     """Keras's sees weights of whole numbers only."""
     metric = theirs.MeanIoU(num_classes=6, sparse_y_pred=False)
@@ -548,6 +541,13 @@ def test_keras_leaves_out_targets_that_are_no_class():
         figure(ours.MeanIoU(), SEVERAL, targets)
     own = figure(ours.MeanIoU(ignore_class=255), SEVERAL, targets)
     assert own == pytest.approx(float(metric.result()), rel=1e-6)
+
+
+def test_keras_counts_outputs_as_samples_of_an_adjusted_r2():
+    keras_figure, plain = both("r2", "R2Score", NUMBERS, TRUE, num_regressors=3)
+    own = figure(ours.R2Score(num_regressors=3), NUMBERS, TRUE)
+    assert own == pytest.approx(1 - (1 - plain) * (COUNT - 1) / (COUNT - 4))
+    assert keras_figure != pytest.approx(own, rel=1e-3)
 
 
 def test_keras_loses_the_variance_of_targets_far_from_0():

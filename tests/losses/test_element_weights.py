@@ -26,11 +26,14 @@ class Sigmoid(nn.Module):
         return self.layer(x).sigmoid()
 
 
+KINDS = [nn.BCELoss, nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss]
+SHAPES, FACTORS = [(3,), (1, 3), (1,)], [(8, 1), (2, 1), (2, 2)]
+
+
 @pytest.mark.parametrize(
-    "kind", [nn.BCELoss, nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss]
+    ("kind", "shape", "factors"),  # each pair of them
+    [(KINDS[i], SHAPES[j], FACTORS[(i + j) % 3]) for i in range(3) for j in range(3)],
 )
-@pytest.mark.parametrize("shape", [(3,), (1, 3), (1,)])
-@pytest.mark.parametrize("factors", [(8, 1), (2, 1), (2, 2)])
 def test_weights_of_elements_are_those_of_torch(kind, shape, factors):
     size, replicas = factors
     module = Sigmoid() if kind is nn.BCELoss else nn.Linear(4, 3)

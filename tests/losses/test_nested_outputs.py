@@ -33,6 +33,12 @@ def history(end, loss, targets, **compiled):
     return found, evaluated
 
 
+@pytest.fixture(scope="module")
+def alone():
+    """The history of a model of the second output alone."""
+    return history(lambda a, b: b, "mse", WIDE)
+
+
 def pair(a, b):
     return a, b
 
@@ -52,14 +58,12 @@ def named(a, b):
         ([None, nn.MSELoss()], WIDE),
     ],
 )
-def test_an_output_without_a_target_has_no_loss(end, loss, targets):
-    alone = history(lambda a, b: b, "mse", WIDE)
+def test_an_output_without_a_target_has_no_loss(end, loss, targets, alone):
     assert history(end, loss, targets) == alone
     assert list(alone[0]) == ["loss"]
 
 
-def test_so_it_is_by_name():
-    alone = history(lambda a, b: b, "mse", WIDE)
+def test_so_it_is_by_name(alone):
     for loss in ("mse", {"b": "mse"}, {"a": None, "b": "mse"}):
         for targets in ({"b": WIDE}, {"a": None, "b": WIDE}):
             assert history(named, loss, targets) == alone

@@ -14,7 +14,7 @@ from ipufit import ConfigError, IpufitWarning, IPUModel
 from tests import reference
 
 X, Y = reference.samples(16)
-LABELS = (Y % 2).float()
+LABELS, ONE_HOT = (Y % 2).float(), F.one_hot(Y, 4).float()
 CLASSES = ("categorical_crossentropy", "sparse_categorical_crossentropy", "kld")
 BINARY = ("bce", "binary_crossentropy", "BinaryCrossentropy")
 RUNS = {
@@ -23,6 +23,12 @@ RUNS = {
     "train_on_batch": lambda m, y: m.train_on_batch(X, y),
     "after predict": lambda m, y: (m.predict(X, verbose=0), m.test_on_batch(X, y)),
 }
+
+
+def in_runs(*cases):
+    """Each case in `fit`, and the first case in every run."""
+    in_fit = [("fit", *case) for case in cases[1:]]
+    return [*in_fit, *((run, *cases[0]) for run in RUNS)]
 
 
 class Net(torch.nn.Module):
@@ -56,12 +62,12 @@ ENDS = [
 @pytest.mark.parametrize(
     ("run", "name", "end", "words"),
     [
-        *(("evaluate", *case) for case in ENDS),
+        *(("evaluate", *case) for case in ENDS[1:-1]),
         *((run, *case) for run in RUNS for case in (ENDS[0], ENDS[-1])),
     ],
 )
 def test_what_a_softmax_or_sigmoid_gives_is_no_logits(run, name, end, words):
-    targets = Y if name.startswith("sparse") else F.one_hot(Y, 4).float()
+    targets = Y if name.startswith("sparse") else ONE_HOT
     if name in BINARY:
         targets = LABELS[:, None]
     model = model_of(end, name, 1 if name in BINARY else 4)
@@ -94,7 +100,7 @@ def test_what_is_written_instead_is_right(run):
 )
 def test_all_else_is_taken(run, end, loss):
     sparse = loss in ("cross_entropy", "sparse_categorical_crossentropy")
-    RUNS[run](model_of(end, loss), Y if sparse else F.one_hot(Y, 4).float())
+    RUNS[run](model_of(end, loss), Y if sparse else ONE_HOT)
 
 
 def of_classes(y_true, y_pred):
@@ -104,22 +110,21 @@ def of_classes(y_true, y_pred):
 EACH = functools.partial(F.binary_cross_entropy_with_logits, reduction="none")
 
 
-@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
-    ("loss", "end", "targets"),
-    [
+    ("run", "loss", "end", "targets"),
+    in_runs(
         ("cross_entropy", torch.nn.Softmax(-1), Y),
         ("ce", torch.sigmoid, Y),
         (torch.nn.CrossEntropyLoss(), torch.nn.Softmax(-1), Y),
         (F.cross_entropy, torch.nn.Softmax(-1), Y),
-        (torch.nn.BCEWithLogitsLoss(), torch.sigmoid, F.one_hot(Y, 4).float()),
-        (F.binary_cross_entropy_with_logits, torch.sigmoid, F.one_hot(Y, 4).float()),
-        (torch.nn.MultiLabelSoftMarginLoss(), torch.sigmoid, F.one_hot(Y, 4).float()),
-        (EACH, torch.sigmoid, F.one_hot(Y, 4).float()),
-        ("kl_div", torch.nn.Softmax(-1), F.one_hot(Y, 4).float()),
+        (torch.nn.BCEWithLogitsLoss(), torch.sigmoid, ONE_HOT),
+        (F.binary_cross_entropy_with_logits, torch.sigmoid, ONE_HOT),
+        (torch.nn.MultiLabelSoftMarginLoss(), torch.sigmoid, ONE_HOT),
+        (EACH, torch.sigmoid, ONE_HOT),
+        ("kl_div", torch.nn.Softmax(-1), ONE_HOT),
         (of_classes, torch.nn.Softmax(-1), Y),
         (lambda x, y: 2 * F.cross_entropy(x.clamp(0.1), y), torch.nn.Softmax(-1), Y),
-    ],
+    ),
 )
 def test_losses_by_torchs_names_warn_once(run, loss, end, targets):
     model = model_of(end, loss)
@@ -134,22 +139,21 @@ def test_each_output_has_its_own_loss():
 
     model, targets = model_of(end, {"a": "bce", "b": torch.nn.BCELoss()}), {}
     for name in ("a", "b"):
-        targets[name] = F.one_hot(Y, 4).float()
+        targets[name] = ONE_HOT
     model.fit(X, targets, batch_size=8, validation_split=0.5, verbose=0)
     model.compile("sgd", "bce")
     with pytest.raises(ConfigError, match="module's output 'b' comes from a sigmoid"):
         model.evaluate(X, targets, verbose=0)
 
 
-@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
-    ("loss", "targets"),
-    [
+    ("run", "loss", "targets"),
+    in_runs(
         *(("nll", Y), (torch.nn.NLLLoss(), Y), (F.nll_loss, Y)),
         (lambda x, y: F.nll_loss(x, y, reduction="none"), Y),
-        (torch.nn.KLDivLoss(reduction="batchmean"), F.one_hot(Y, 4).float()),
-        (lambda x, y: F.kl_div(x, y, reduction="none").sum(1), F.one_hot(Y, 4).float()),
-    ],
+        (torch.nn.KLDivLoss(reduction="batchmean"), ONE_HOT),
+        (lambda x, y: F.kl_div(x, y, reduction="none").sum(1), ONE_HOT),
+    ),
 )
 def test_losses_of_log_probabilities_take_no_softmax(run, loss, targets):
     words = "takes log-probabilities, .* softmax: .* end in log_softmax in the place"
@@ -178,7 +182,6 @@ def test_weights_and_several_outputs_hide_no_probabilities():
 
 
 MASKED = torch.nn.Sequential(torch.nn.Unflatten(1, (2, 2)), torch.nn.Softmax(-1))
-ONE_HOT = F.one_hot(Y, 4).float()
 SMOOTH = ONE_HOT * 0.8 + 0.05
 LAST = Y.reshape(16, 1).expand(16, 2) % 2
 ADVISED = [

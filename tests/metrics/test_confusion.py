@@ -136,6 +136,8 @@ def test_a_score_with_settings_is_scikit_learns(case):
 
 def test_devices_compute_it():
     check_device(CASES[::2])
+    ends = partial(Recall, [0.3, 1.0], None, multi_label=True, top_k=2)
+    check_device([Case("ends", ends, scores(12, 3), MARKS, None)])
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ FLOORS = {
         "errors types",
         "_arguments",
         "_env _files _kinds _lazy _modules _signals _torchrun _tree _version emulator",
-        "_poptorch batching",
+        "_plots _poptorch batching",
         "distributed",
         "config doctor metrics mixing optimizers planning state",
         "placement",

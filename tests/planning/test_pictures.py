@@ -175,6 +175,55 @@ def test_a_limit_that_is_near_is_drawn(plan, tmp_path):
         assert ("memory of one IPU" in text) == is_drawn
 
 
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_terminal_shows_a_limit_that_is_near(plan, width):
+    assert "|" not in "".join(shown(plan, width))
+    device = plan.device._replace(num_tiles=1, tile_bytes=2_000_000)
+    lines = shown(plan.on(device), width, "ascii")
+    assert max(map(len, lines)) <= width
+    bars = [line for line in lines if re.match(r"IPU \d [ #=o+|-]+ ~", line)]
+    places = {line.index("|") - 5 for line in bars}
+    assert len(bars) == 4
+    assert len(places) == 1
+    largest = max(memory.total.value for memory in plan.memory)
+    room = max(line.rindex("o") for line in bars) - 5
+    assert places.pop() == pytest.approx(room * 2_000_000 / largest, abs=2)
+    assert "| memory of one IPU" in " ".join(" ".join(lines).split())
+
+
+def test_cycles_are_filled_by_the_share_of_the_slowest_stage(plan):
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    axes = figure.subplots()
+    timeline = plan.schedule.timeline(plan.flops)
+    timeline.draw(axes)
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    work = {}
+    for cycles, filled in zip(axes.collections[::2], axes.collections[1::2]):
+        spans = [path.get_extents() for path in filled.get_paths()]
+        starts = [path.get_extents().x0 for path in cycles.get_paths()]
+        assert [span.x0 for span in spans] == starts
+        (width,) = {round(span.width, 9) for span in spans}
+        row = names[round((spans[0].y0 + spans[0].y1) / 2)]
+        work.setdefault(int(row.split()[0]), set()).add(width)
+    slowest = max(plan.flops)
+    assert work == {i: {round(f / slowest, 9)} for i, f in enumerate(plan.flops)}
+    assert len(axes.collections) == 2 * plan.schedule.num_slots
+
+
+def test_numbers_on_colors_are_black_in_dark_styles_too(plan):
+    matplotlib = pytest.importorskip("matplotlib")
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    with matplotlib.rc_context({"text.color": "white"}):
+        axes = figure.subplots()
+        plan.schedule.timeline().draw(axes)
+    colors = {}
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    for text in axes.texts:
+        colors.setdefault(names[text.get_position()[1]], set()).add(text.get_color())
+    assert colors.pop("at work") == {"white"}
+    assert set().union(*colors.values()) == {"black"}
+
+
 def test_without_matplotlib_the_error_says_what_to_install(plan, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match=r"pip install ipufit\[plot\]"):

@@ -191,8 +191,11 @@ ENDED = [
     # The first epoch has several.
     ("noise within epochs", "each epoch", lambda: [InValidation(0, epochs=0)]),
     *(
-        (scenario, "each epoch", in_sets(number))
-        for scenario in ("sets", "sets within epochs")
+        pytest.param(
+            *(scenario, "each epoch", in_sets(number)),
+            marks=() if number in every_day else pytest.mark.slow,
+        )
+        for scenario, every_day in (("sets", (1, 4)), ("sets within epochs", (0, 2)))
         for number in (0, 1, 2, 4)
     ),
     # Before a batch of training was drawn again.

@@ -165,6 +165,23 @@ def test_a_schedule_over_other_updates_is_another_run(tmp_path, schedule):
     assert fit(path, fixed, resume=path, epochs=4).epoch == [0, 1, 2, 3]
 
 
+def test_a_schedule_that_another_version_described_is_the_same(tmp_path):
+    settings = {"lr_schedule": Schedule("cosine", warmup_updates=2, final=0.1)}
+    fit(tmp_path / "run", settings)
+    checkpoint = load_checkpoint(tmp_path / "run")
+    # As 0.3.0 wrote it, with the settings that weren't set.
+    checkpoint.state["settings"]["lr_schedule"] = (
+        "Schedule(name='cosine', warmup_updates=2, warmup_fraction=None, "
+        "total_updates=None, initial=None, final=0.1, cycles=None, power=None, "
+        "gamma=None, every_updates=None, boundaries=None, timescale=None)"
+    )
+    write_checkpoint(tmp_path / "old", checkpoint)
+    fit(tmp_path / "run", settings, resume=tmp_path / "old")
+    other = {"lr_schedule": Schedule("cosine", warmup_updates=2, final=0.2)}
+    with pytest.raises(ConfigError, match=r"lr_schedule was .*final=0\.1"):
+        fit(tmp_path / "run", other, resume=tmp_path / "old")
+
+
 def test_a_loss_that_counts_its_calls_is_the_same_loss(tmp_path):
     class Counting(torch.nn.Module):
         def __init__(self):

@@ -22,8 +22,6 @@ from tests.emulator import _models
 from tests.emulator._models import Function
 from tests.strategies import examples
 
-pytestmark = pytest.mark.looped
-
 F = nn.functional
 B, T, C, K = 3, 4, 6, 3  # rows, steps, channels, micro-batches
 CALLS = 2  # the first one runs both ways

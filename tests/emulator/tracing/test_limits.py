@@ -206,9 +206,6 @@ def test_others_are_refused_wherever_they_are(function, tensor, words):
 
 ACCEPTED = [
     (nn.LSTM(3, 4, batch_first=True), SEQUENCES),
-    (nn.GRU(3, 4, batch_first=True), SEQUENCES),
-    (nn.GRU(3, 4, bias=False), SEQUENCES),
-    (nn.RNN(3, 4, batch_first=True), SEQUENCES),
     (ctc("sum"), PROBABILITIES, TARGETS),
     (ctc("mean"), PROBABILITIES, TARGETS),
     (nn.CrossEntropyLoss(), X, LABELS),

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Callbacks, metrics, optimizers, losses and schedules print their arguments."""
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+
+import ipufit
+from ipufit import callbacks, losses, metrics, optimizers
+
+pytestmark = pytest.mark.floor
+
+ONES = torch.ones(3)
+
+CALLS = [
+    "BackupAndRestore(backup_dir='run', keep_last=3)",
+    "CSVLogger(filename='log.csv', append=True)",
+    "CallbackList(callbacks=[TerminateOnNaN(), StopAfter(minutes=3)])",
+    "EarlyStopping(monitor='loss', patience=3, restore_best_weights=True)",
+    "GradientMonitor(is_detailed=True)",
+    "LambdaCallback(on_epoch_end=print, on_test_end=print)",
+    "LearningRateScheduler(schedule=print, verbose=1)",
+    "ModelCheckpoint(filepath='run', monitor='loss', keep=2)",
+    "ProgressBar()",
+    "ReduceLROnPlateau(factor=0.5)",
+    "SwapEMAWeights(swap_on_epoch=True)",
+    "Throughput(verbose=1)",
+    "AUC(num_thresholds=10, curve='PR')",
+    "F1Score(average='micro', ignore_class=255)",
+    "Poisson(log_input=False)",
+    "SparseCategoricalCrossentropy(from_logits=False, name='bits')",
+    "TopKAccuracy(k=3)",
+    "Loss(name='mine', function=print, ignore_index=3)",
+    "Optimizer(name='adamw', learning_rate=0.1, no_decay=('bias',), betas=(0.5, 0.9))",
+    "Optimizer(name='sgd', learning_rate=0.01, loss_scaling=LossScaleRamp(initial=1, "
+    "factor=2, every_updates=9))",
+    "PerEpoch(scheduler=print)",
+    "Schedule(name='cosine', warmup_updates=3, final=0.5)",
+    "Mixing(mixup=0.5)",
+    "IPUConfig(micro_batch_size=2, replicas=2)",
+]
+
+
+def is_made_without_arguments(kind):
+    if not (inspect.isclass(kind) and issubclass(kind, metrics.base.NamedMetric)):
+        return False
+    parameters = inspect.signature(kind).parameters.values()
+    defaults = [parameter.default for parameter in parameters]
+    return not inspect.isabstract(kind) and inspect.Parameter.empty not in defaults
+
+
+METRICS = [
+    name
+    for name in metrics.__all__
+    if is_made_without_arguments(getattr(metrics, name))
+]
+
+
+def made(call):
+    names = {
+        name: getattr(module, name)
+        for module in (callbacks, losses, metrics, optimizers, ipufit)
+        for name in module.__all__
+    }
+    return eval(call, names)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_repr_is_the_call_without_defaults(call):
+    text = call.replace("=print", f"={print!r}")
+    assert repr(made(call)) == text
+    assert repr(copy.copy(made(call))) == text
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_metric_of_defaults_shows_none(name):
+    kind = getattr(metrics, name)
+    assert repr(kind()) == f"{name}()"
+    assert repr(kind(name="mine")) == f"{name}(name='mine')"
+
+
+class Scaled(ipufit.Metric):
+    """A metric of a user, which keeps nothing of what it was made with."""
+
+    def __init__(self, function, scale=ONES, **others):
+        super().__init__("scaled")
+
+    def sums(self, outputs, targets, weights=None):
+        return outputs.sum()[None]
+
+
+def test_classes_of_users_print_their_arguments_too():
+    assert repr(Scaled(print)) == f"Scaled(function={print!r})"
+    metric = Scaled(lambda x: x, scale=torch.zeros(1), other=[1])
+    assert repr(metric).endswith(", scale=tensor([0.]), other=[1])")
+    assert repr(pickle.loads(pickle.dumps(metric))) == repr(metric)
+    with pytest.raises(TypeError, match=r"EarlyStopping\(\).*'patience'"):
+        callbacks.EarlyStopping(patiance=3)
+    with pytest.raises(TypeError, match=r"TopKAccuracy\(\).*It takes k, name"):
+        metrics.TopKAccuracy(top=3)
