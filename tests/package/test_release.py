@@ -100,14 +100,13 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel):
     tops = {name.split("/")[0] for name in names}
     metadata = f"ipufit-{ipufit.__version__}.dist-info"
     assert tops == {"ipufit", metadata}
-    sources = {
-        path.relative_to(ROOT).as_posix() for path in (ROOT / "ipufit").rglob("*.py")
-    }
     own = {name for name in names if not name.startswith(metadata)}
-    tables = {
-        path.relative_to(ROOT).as_posix() for path in (ROOT / "ipufit").rglob("*.tsv")
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for kind in ("py", "pyi", "tsv")
+        for path in (ROOT / "ipufit").rglob(f"*.{kind}")
     }
-    assert own == {*sources, *tables, "ipufit/py.typed"}
+    assert own == {*sources, "ipufit/py.typed"}
     assert f"{metadata}/licenses/LICENSE" in names
 
 
