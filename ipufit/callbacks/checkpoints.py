@@ -20,6 +20,7 @@ from ipufit.checkpoint import (
     write_checkpoint,
     written_by_one,
 )
+from ipufit.checkpoint.directory import SUFFIX
 from ipufit.errors import (
     CheckpointWarning,
     ConfigError,
@@ -32,7 +33,6 @@ from ipufit.state import EVICTED, RESUMES
 from .base import Callback, check_frequency
 from .monitoring import MonitorCallback, direction_of
 
-SUFFIX = ".safetensors"
 _OTHER_SUFFIX = re.compile(r"[^.{/]\.[A-Za-z][A-Za-z0-9]*/?$")
 
 

@@ -228,7 +228,7 @@ class CheckpointStore:
         kept = sorted(newest.values(), key=_order)[-keep_last:]
         # The checkpoint just written, unless another process has deleted it.
         oldest = listed.index(kept[0]) if kept else 0
-        best = self._select_best(sound) if self.keep_best else []
+        best = best_saved(sound, self.mode, 1) if self.keep_best else []
         values = [at.value for _, at in kept]
         kept += [(path, at) for path, at in best if at.value not in values]
         self._delete(
@@ -263,7 +263,7 @@ class CheckpointStore:
             ConfigError: Several checkpoints have a metric, and `mode` is None.
             CheckpointError: A newer ipufit wrote a checkpoint, or a file can't be read.
         """
-        best = self._select_best(self._sound())
+        best = best_saved(self._sound(), self.mode, 1)
         if len(best) > 1:
             raise ConfigError(
                 f"Which of the checkpoints in {str(self.directory)!r} is best depends "
@@ -344,10 +344,6 @@ class CheckpointStore:
 
     def _without_damaged(self, listed: _Checkpoints) -> _Checkpoints:
         return [(path, at) for path, at in listed if path not in self._known_damaged]
-
-    def _select_best(self, listed: _Checkpoints) -> _Checkpoints:
-        """Return the best checkpoint, or all with a metric if `mode` is None."""
-        return best_saved(listed, self.mode, 1)
 
     def _delete_leftovers(self) -> None:
         """Delete half-written and half-deleted files of killed processes."""

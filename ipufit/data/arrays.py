@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ipufit._arguments import shown
+from ipufit._arguments import LARGEST_FLOAT32, shown
 from ipufit.errors import DataError
 
 from .structure import SampleStructure
 
 _LEAST, _MOST = -(2**31), 2**31 - 1
-
-_LARGEST = torch.finfo(torch.float32).max
 
 FrameColumns = Sequence[Optional[Sequence[Any]]]
 """The column names of each leaf of nested arrays; None for leaves without names."""
@@ -68,8 +66,8 @@ def checked_tensor(value: Any, where: str) -> Tensor:
 
 def _too_large(value: float, where: str, at: str = "") -> DataError:
     return DataError(
-        f"{where} has {value}{at}: an IPU has floats of 32 bits, up to {_LARGEST:.6g}, "
-        "and that is infinite in them. Scale the values."
+        f"{where} has {value}{at}: an IPU has floats of 32 bits, up to "
+        f"{LARGEST_FLOAT32:.6g}, and that is infinite in them. Scale the values."
     )
 
 
@@ -99,7 +97,7 @@ def dense_tensor(value: Any, where: str) -> Tensor:
                 f"{where} has a {type(value).__name__}, {value!r}: use tensors, NumPy "
                 "arrays or numbers."
             )
-        if isinstance(value, float) and _LARGEST < abs(value) < math.inf:
+        if isinstance(value, float) and LARGEST_FLOAT32 < abs(value) < math.inf:
             raise _too_large(value, where)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise DataError(

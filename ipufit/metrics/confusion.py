@@ -6,7 +6,7 @@ from __future__ import annotations
 import abc
 import functools
 import math
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
 from torch import Tensor
@@ -170,9 +170,8 @@ class ConfusionMetric(Metric):
         nothing = self._value_of_nothing
         return dict.fromkeys(value, nothing) if isinstance(value, dict) else nothing
 
-    @abc.abstractmethod
-    def _figure(self, counts: Counts) -> Any:
-        """Compute the metric's value from counts, or a dict of several."""
+    _figure: Callable[[Counts], Any]
+    """Computes the metric's value from counts, or a dict of several."""
 
 
 def both_classes(counts: Counts, *, has_labels: bool | None) -> Counts:

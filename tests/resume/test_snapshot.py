@@ -70,7 +70,6 @@ def test_a_checkpoint_that_is_refused_changes_nothing(tmp_path):
     [
         torch.nn.Linear(2, 1),
         torch.nn.Linear(3, 1, bias=False),
-        torch.nn.Linear(2, 1, bias=False).half(),
         torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False)),
     ],
 )
