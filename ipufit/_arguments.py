@@ -151,7 +151,8 @@ def check_whole(name: str, value: Any, *, least: int = 0, of: str = "") -> None:
         Traceback (most recent call last):
         ipufit.errors.ConfigError: replicas=0: use a whole number of 1 or more.
     """
-    check_number(name, value, of=of, least=least, is_whole=True)
+    if type(value) is not int or not least <= value <= _LARGEST:
+        check_number(name, value, of=of, least=least, is_whole=True)
 
 
 def check_flags(of: str = "", **flags: Any) -> None:

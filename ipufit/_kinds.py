@@ -2,7 +2,7 @@
 """Kinds: checks of values from saved states, made before any value is used.
 
 A kind is a function of a value and its name. It returns a description of what is wrong,
-or None.
+or None. `check_saved` raises an error for it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,34 @@ import numpy as np
 from torch import Tensor
 
 from ._arguments import LARGEST_FLOAT32, shown
+from .errors import DamagedCheckpointError
 
 Kind = Callable[[Any, str], Optional[str]]
 
 _LARGEST = 2**63
+
+
+def check_saved(kind: Kind, value: Any, where: str = "state") -> None:
+    """Refuse a saved value of another kind.
+
+    Args:
+        kind: The kind that the value must have.
+        value: Value from a checkpoint.
+        where: Name of the value in the error message.
+
+    Raises:
+        DamagedCheckpointError: The value is of another kind.
+    """
+    fault = kind(value, where)
+    if fault is not None:
+        raise damaged(fault)
+
+
+def damaged(fault: str) -> DamagedCheckpointError:
+    """Build the error for a state that no model has written."""
+    return DamagedCheckpointError(
+        f"No model has written this state: {fault}. Use another checkpoint."
+    )
 
 
 def anything(value: Any, where: str) -> str | None:

@@ -3,47 +3,48 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import pkgutil
 import sys
-from typing import Any, Callable, Mapping, Sequence
-
-from .errors import ConfigError
+from typing import Any, Callable
 
 
 def imported_at_first_use(
-    package: str, homes: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package that imports later (PEP 562).
+    package: str,
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package that imports later.
 
-    The package also imports its names `if TYPE_CHECKING`, for type checkers.
-
-    Args:
-        homes: Modules of the package, and the names in each.
-
-    Returns:
-        The package's `__getattr__` and `__dir__`.
+    The names are those that the package's stub, `__init__.pyi`, imports. Type checkers
+    and editors read the same file. `__all__` lacks modules that the stub imports, so
+    that `import *` imports only those that its names need.
 
     Example:
-        >>> find, _ = imported_at_first_use("ipufit", {"mixing": ["Mixing"]})
+        >>> find, _, _ = imported_at_first_use("ipufit")
         >>> find("Mixing").__module__
         'ipufit.mixing'
         >>> find("Mixin")
         Traceback (most recent call last):
-        AttributeError: module 'ipufit' has no attribute 'Mixin'
+        AttributeError: module 'ipufit' has no attribute 'Mixin'. Did you mean 'Mixing'?
     """
-    home_of = {name: home for home, names in homes.items() for name in names}
+    stub = ast.parse(pkgutil.get_data(package, "__init__.pyi") or b"")
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    home_of = {alias.name: node.module for node in imports for alias in node.names}
 
     def find(name: str) -> Any:
         if name not in home_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f".{home_of[name]}", package), name)
-        setattr(sys.modules[package], name, value)
+            errors = importlib.import_module("ipufit.errors")
+            what = f"module {package!r}"
+            raise errors.unknown_attribute(what, package, name, home_of)
+        home = home_of[name]
+        value = importlib.import_module(f".{home or name}", package)
+        if home is not None:
+            value = getattr(value, name)
+            setattr(sys.modules[package], name, value)
         return value
 
-    def names_and_modules() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *home_of})
-
-    return find, names_and_modules
+    names = sorted(name for name, home in home_of.items() if home is not None)
+    return find, lambda: sorted(home_of), names
 
 
 def need(module: str, who: str, install: str) -> Any:
@@ -65,7 +66,8 @@ def need(module: str, who: str, install: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(
+        errors = importlib.import_module("ipufit.errors")
+        raise errors.ConfigError(
             f"{who} needs a package that isn't installed: pip install {install} "
             f"({error})"
         ) from error

@@ -57,8 +57,8 @@ else:
 
             if _env.is_first_process():
                 logger.warning(
-                    "Running on this machine's processor, on ipufit's emulator of "
-                    "PopTorch (`ipufit doctor` says why)."
+                    "Running on this host, on ipufit's emulator of PopTorch. "
+                    "See `ipufit doctor`."
                 )
 
 

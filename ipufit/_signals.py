@@ -9,6 +9,7 @@ others may raise, too.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 
 # The functions of `signal` make enums of all that they take and return, in 20 times as
@@ -18,13 +19,15 @@ from _signal import signal as set_handler
 from signal import default_int_handler, raise_signal, valid_signals
 from threading import get_ident, main_thread
 from types import FrameType
-from typing import Any
+from typing import Any, Callable, TypeVar, cast
 
 _NUMBERS = [*map(int, valid_signals())]
 _MAIN_THREAD = main_thread().ident
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-class Uninterrupted(contextlib.ContextDecorator):
+
+class Uninterrupted:
     """Delays signals to the end of a context, or of a decorated function.
 
     At the end the handlers of the signals are called, as if the signals came then. A
@@ -50,6 +53,18 @@ class Uninterrupted(contextlib.ContextDecorator):
         self._handlers: dict[int, Any] = {}
         self._waiting: set[int] = set()
 
+    def __call__(self, function: F) -> F:
+        """Decorate a function, so that signals wait for its end."""
+
+        @functools.wraps(function)
+        def delayed(*args: Any, **kwargs: Any) -> Any:
+            if self._depth:  # they wait for the end of the caller
+                return function(*args, **kwargs)
+            with self:
+                return function(*args, **kwargs)
+
+        return cast("F", delayed)
+
     def remember_signals(self) -> None:
         """Delay only the signals that have a handler now, until `forget_signals`.
 
@@ -64,13 +79,20 @@ class Uninterrupted(contextlib.ContextDecorator):
     def __enter__(self) -> None:
         if get_ident() != _MAIN_THREAD:
             return
-        if not self._depth:
+        if self._depth:
+            self._depth += 1
+            return
+        try:
+            self._depth = 1  # from now on signals are delayed whose handlers are set
             for number in self._numbers:
                 handler = getsignal(number)
                 if callable(handler) and handler is not _receive:
                     self._handlers[number] = handler
                     set_handler(number, _receive)
-        self._depth += 1
+        except BaseException:  # of a signal whose handler wasn't replaced yet
+            self._depth = 0
+            self._restore()
+            raise
 
     def __exit__(self, *exception: object) -> None:
         if get_ident() != _MAIN_THREAD:
@@ -97,7 +119,7 @@ class Uninterrupted(contextlib.ContextDecorator):
             return
         self._waiting.discard(number)
         handler = self._handlers.get(number, default_int_handler)
-        if not self._depth:  # it came while handlers were set
+        if not self._depth:  # it came while handlers were restored
             self._restore()
         handler(number, frame)
 

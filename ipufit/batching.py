@@ -9,8 +9,10 @@ It is Keras's batch size: the samples of one weight update. A call of the execut
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass, replace
-from typing import Mapping
+from typing import Callable, Mapping, NamedTuple
 
 from ._arguments import check_whole
 from .errors import ConfigError
@@ -20,6 +22,8 @@ MOST_IPUS = 64
 
 DEFAULT_BATCH_SIZE = 32
 """Keras's batch size, used if the user sets no factor."""
+
+_MOST_NEAREST = 2  # batch sizes on either side
 
 
 def as_product(factors: Mapping[str, int]) -> str:
@@ -156,6 +160,38 @@ class BatchPlan:
         return f"a call of {self.describe()}"
 
 
+class Choice(NamedTuple):
+    """A number that ipufit has chosen, because the user left it open.
+
+    Attributes:
+        value: The number.
+        reason: Why the number isn't larger, as a part of a sentence; "" for no reason.
+
+    Example:
+        >>> Choice(10, "an epoch has 10 updates")
+        Choice(value=10, reason='an epoch has 10 updates')
+    """
+
+    value: int
+    reason: str = ""
+
+    def remark(self, unit: str, name: str) -> str:
+        """Describe the number, and why it isn't larger; "" without a reason.
+
+        Example:
+            >>> choice = Choice(16, "32 would pad 80 passes to 96")
+            >>> choice.remark("pass", "inference_iterations")
+            '16 passes per call (inference_iterations left open); not more because ...'
+        """
+        if not self.reason:
+            return ""
+        plural = f"{unit}es" if unit.endswith("s") else f"{unit}s"
+        return (
+            f"{self.value} {unit if self.value == 1 else plural} per call ({name} left "
+            f"open); not more because {self.reason}"
+        )
+
+
 def derive_plan(
     batch_size: int | None,
     *,
@@ -266,3 +302,60 @@ def _divide(
         "* gradient accumulation * replicas * processes, and the settings are "
         f"{', '.join(factors)} (together {unit}). {remedy}"
     )
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors of a number, in ascending order.
+
+    The search goes up to the square root: an epoch may have billions of samples.
+
+    Args:
+        number: 1 or more.
+
+    Example:
+        >>> divisors(12)
+        [1, 2, 3, 4, 6, 12]
+    """
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
+def nearest_batch_sizes(
+    num_samples: int, batch: BatchPlan, derive: Callable[[int], BatchPlan]
+) -> tuple[int, ...]:
+    """Find the batch sizes near the plan's that divide an epoch into whole calls.
+
+    Args:
+        num_samples: Samples of an epoch.
+        batch: The plan with the present batch size.
+        derive: Returns the plan of another batch size, or raises a `ConfigError`.
+
+    Returns:
+        Up to two smaller and two larger sizes, none below half or above twice the
+        present one, in ascending order; empty if the present one divides the epoch.
+
+    Example:
+        >>> nearest_batch_sizes(100, BatchPlan(16), BatchPlan)
+        (10, 20, 25)
+    """
+    per_update, rest = divmod(num_samples, batch.device_iterations)
+    if rest or not num_samples % (batch.batch_size * batch.device_iterations):
+        return ()
+    size_now = batch.batch_size
+    sizes = [n for n in divisors(per_update) if size_now <= 2 * n <= 4 * size_now]
+    smaller = [size for size in reversed(sizes) if size < size_now]
+    larger = [size for size in sizes if size > size_now]
+
+    def has_plan(size: int) -> bool:
+        try:
+            derive(size)
+        except ConfigError:
+            return False
+        return True
+
+    found = [
+        size
+        for side in (smaller, larger)
+        for size in itertools.islice(filter(has_plan, side), _MOST_NEAREST)
+    ]
+    return tuple(sorted(found))

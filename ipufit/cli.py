@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 Command = Callable[[Sequence[str]], None]
 """A function of the command line after `ipufit` and the command's name."""
 
+_help_format = functools.partial(argparse.RawDescriptionHelpFormatter, width=80)
+"""Also on wide terminals, because descriptions are printed as they are written."""
+
 
 def main() -> None:
     """Run the command that the command line names."""
@@ -51,7 +55,7 @@ def main() -> None:
         prog="ipufit",
         usage="%(prog)s [-h] [--version] COMMAND ...",
         epilog="\n".join([*lines, "", "`ipufit COMMAND --help` says more."]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_help_format,
     )
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument("command", choices=COMMANDS, help=argparse.SUPPRESS)
@@ -61,16 +65,16 @@ def main() -> None:
 def check(arguments: Sequence[str]) -> None:
     """Say what PopTorch would refuse in a script.
 
-    All that PopTorch would refuse in the first fit of a script, or compute otherwise
-    than torch, is said at once. Nothing is compiled, trained or written.
+    All that PopTorch would refuse in the first fit of a script, or compute
+    otherwise than torch, is said at once. Nothing is compiled, trained or written.
 
     Examples:
       ipufit check train.py --epochs 3
       ipufit check --json -m package.train
       ipufit check --batch-size 64 package.models:make_model
 
-    The exit status is 1 where PopTorch would refuse the program, 2 if there is no model
-    to look at, else 0. See docs/how-to/check.md.
+    The exit status is 1 where PopTorch would refuse the program, 2 if there is no
+    model to look at, else 0. See docs/how-to/check.md.
     """
     # The emulator checks the program, so the program must be built with the emulator's
     # functions, even if PopTorch is installed. `ipufit._poptorch` chooses at import.
@@ -141,16 +145,16 @@ def plan(arguments: Sequence[str]) -> None:
 def compile_(arguments: Sequence[str]) -> None:
     """Compile a script's programs without running them.
 
-    The programs of the script's first fit, of evaluate and of predict are compiled, on
-    a machine with IPUs or without. Nothing is trained.
+    The programs of the script's first fit, of evaluate and of predict are compiled,
+    on a machine with IPUs or without. Nothing is trained.
 
     Examples:
       ipufit compile train.py --epochs 3
       ipufit compile --cache-dir compiled --ipu-version 21 -m package.train
       ipufit compile package.models:make
 
-    The exit status is 1 if PopTorch refuses a program, 2 if there is none, else 0. See
-    docs/how-to/compile-ahead.md.
+    The exit status is 1 if PopTorch refuses a program, 2 if there is none, else 0.
+    See docs/how-to/compile-ahead.md.
     """
     parser = _parser_of_program("compile", compile_)
     parser.add_argument(
@@ -183,10 +187,10 @@ def compile_(arguments: Sequence[str]) -> None:
 def conformance(arguments: Sequence[str]) -> None:
     """Say how to record what IPUs do."""
     sys.stderr.write(
-        "ipufit conformance: the probes are tests now. In a clone of ipufit, with its "
+        "ipufit conformance: the probes are tests now. In a clone of ipufit, with its\n"
         "development packages (pip install -e '.[dev]'), run\n"
         "    pytest tests/conformance --record FILE\n"
-        "to record what they do on this host, and --recording FILE to compare. See "
+        "to record what they do on this host, and --recording FILE to compare. See\n"
         "docs/how-to/conformance.md.\n"
     )
     sys.exit(2)
@@ -236,7 +240,7 @@ def _parser(
         usage=f"%(prog)s {usage}",
         description=about,
         epilog=f"examples:\n{examples}\n\n{more}".rstrip(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_help_format,
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -253,7 +257,7 @@ def _parser_of_program(name: str, command: Command) -> argparse.ArgumentParser:
     parser = _parser(
         name,
         command,
-        "[options] (script | -m module | module:function) [arguments]",
+        "[options] (script | -m module | module:function) ...",
         "A script or module runs up to its first fit, and not further. A function\n"
         "returns an IPUModel that was compiled, with its data: (model, x) or (model,\n"
         f"x, y). Options of `{name}` go before the script; everything after it is the\n"
@@ -502,8 +506,8 @@ _MEETING_PLACE = re.compile("--(rdzv.endpoint|master.addr)|PET_(RDZV_END|MASTER_
 def launch(arguments: Sequence[str]) -> None:
     """Run a script in several processes.
 
-    PopRun starts them on a host with IPUs (PopTorch is installed, and poprun on PATH),
-    torchrun elsewhere.
+    PopRun starts them on a host with IPUs (PopTorch is installed, and poprun on
+    PATH), torchrun elsewhere.
 
     Examples:
       ipufit launch --processes 4 train.py --epochs 3
@@ -622,8 +626,8 @@ def _parser_of_launch() -> tuple[argparse.ArgumentParser, list[str]]:
         parser.add_argument(
             "--options",
             default="",
-            help='options of torchrun or PopRun, in quotes: "--max-restarts 3", '
-            '"--host=host1,host2"; they come after those that ipufit sets',
+            help='options of torchrun or PopRun, in quotes: "--host=host1,host2", '
+            '"--max-restarts 3"; they come after those that ipufit sets',
         ),
     ]
     parser.add_argument(

@@ -469,6 +469,19 @@ class IPUConfig:
         return self.own_replicas if options is None else int(options.replication_factor)
 
     @property
+    def updates_per_call(self) -> int | None:
+        """Updates of a training call; None if `fit` chooses the number.
+
+        `training_options` take precedence over `device_iterations`.
+
+        Example:
+            >>> IPUConfig(device_iterations=4).updates_per_call
+            4
+        """
+        options = self.training_options
+        return self.device_iterations if options is None else options.device_iterations
+
+    @property
     def num_inference_replicas(self) -> int:
         """Number of replicas of this process in `evaluate` and `predict`."""
         options = self.inference_options
@@ -736,19 +749,17 @@ class IPUConfig:
         """
         options = self.training_options
         accumulation, stages = self.gradient_accumulation, forward_stages(self)
-        iterations = self.device_iterations or device_iterations or 1
         if accumulation is None:
             stages = max(stages, own_stages)
         if options is not None:
             accumulation = options.Training.gradient_accumulation
-            iterations = options.device_iterations
         return derive_plan(
             batch_size,
             micro_batch_size=self.micro_batch_size,
             gradient_accumulation=accumulation,
             replicas=self.num_replicas,
             processes=self.process.count,
-            device_iterations=iterations,
+            device_iterations=self.updates_per_call or device_iterations or 1,
             stages=stages if options is None and self.is_pipelined else 1,
         )
 

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from . import _env
-from .errors import ConfigError, ProcessError
+from .errors import ConfigError, ProcessError, warn
 
 __all__ = [
     "ALONE",
@@ -140,6 +140,12 @@ def get_process_info() -> ProcessInfo:
     elif not is_child:
         _tell_children(None)  # clears the value of another script or an ended group
     return info
+
+
+def warn_once(text: str, category: type[Warning]) -> None:
+    """Warn in the first process only, of what all processes see alike."""
+    if get_process_info().is_first:
+        warn(text, category)
 
 
 def processes() -> Processes:

@@ -8,6 +8,7 @@ PopTorch can see. Each is checked separately, so that a fault doesn't hide anoth
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -18,6 +19,7 @@ import platform
 import re
 import shutil
 import sys
+import textwrap
 from typing import Any, Iterator, NamedTuple, Sequence, Tuple
 
 from ipufit import _env
@@ -81,11 +83,15 @@ def examine() -> tuple[Finding, ...]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Report what is installed, which PopTorch is used and why, and what is missing.
+    """Report what is installed and missing, and which PopTorch is used.
 
     The exit status is 1 if models can't run as configured.
     """
-    parser = argparse.ArgumentParser(prog="ipufit doctor", description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="ipufit doctor",
+        description=main.__doc__,
+        formatter_class=functools.partial(argparse.HelpFormatter, width=80),
+    )
     parser.add_argument("--json", action="store_true", help="print data for programs")
     given = parser.parse_args(arguments)
     found = examine()
@@ -113,9 +119,20 @@ def in_words(found: Sequence[Finding]) -> str:
             topic = finding.topic
             lines += ([""] if lines else []) + [topic]
         mark = "! " if finding.is_wrong else "  "
-        lines.append(f"{mark}{finding.name:{width}}  {finding.value}")
-        if finding.advice:
-            lines.append(f"  {'':{width}}  -> {finding.advice}")
+        margin = " " * (width + 4)
+        for first, text in (
+            (f"{mark}{finding.name:{width}}  ", finding.value),
+            (f"{margin}-> ", finding.advice),
+        ):
+            if text:
+                lines += textwrap.wrap(
+                    text,
+                    80,
+                    initial_indent=first,
+                    subsequent_indent=margin,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
     return "\n".join(lines) + "\n"
 
 

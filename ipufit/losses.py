@@ -34,12 +34,14 @@ from ipufit.errors import (
 from ipufit.metrics.base import (
     IGNORED_INDEX,
     call_by_rows,
+    dense_targets,
+    in_float32,
     outputs_first,
     spread_weights,
     weighted,
 )
-from ipufit.metrics.classification import hinge, squared_hinge
-from ipufit.metrics.probabilistic import kl_divergence
+from ipufit.metrics.classification import categorical_hinge, hinge, squared_hinge
+from ipufit.metrics.probabilistic import EPSILON, kl_divergence
 from ipufit.metrics.regression import (
     absolute_percentage_error,
     log_cosh_error,
@@ -52,9 +54,12 @@ __all__ = [
     "Loss",
     "LossLike",
     "LossTerms",
+    "binary_focal_crossentropy",
+    "categorical_focal_crossentropy",
     "check_smoothing",
     "resolve_loss",
     "smoothed",
+    "tversky",
 ]
 
 
@@ -522,6 +527,94 @@ def _opposite_direction(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cosine_similarity(outputs, like, dim=-1).neg()
 
 
+def binary_focal_crossentropy(
+    outputs: Tensor, targets: Tensor, gamma: float = 2.0, alpha: float | None = None
+) -> Tensor:
+    """Return binary cross-entropies, small where outputs are right already.
+
+    They are multiplied by `(1 - p) ** gamma`, where p is the probability of the target,
+    as in Lin et al., "Focal Loss for Dense Object Detection" (2017). The name is a loss
+    with the defaults; for others pass `functools.partial(binary_focal_crossentropy,
+    gamma=1.0)`.
+
+    Args:
+        outputs: Logits of any shape.
+        targets: 0s and 1s of the same shape, up to axes of size 1.
+        gamma: Exponent; 0 for the plain cross-entropy.
+        alpha: Weight of the 1s; that of the 0s is `1 - alpha`. None weights both alike.
+
+    Returns:
+        Tensor of the outputs' shape, in nats.
+
+    Example:
+        >>> binary_focal_crossentropy(torch.tensor([0.0, 3.0]), torch.tensor([1, 1]))
+        tensor([0.1733, 0.0001])
+    """
+    outputs = in_float32(outputs)
+    truths, likely = _like(targets, outputs), torch.sigmoid(outputs)
+    wrong = likely * (1.0 - truths) + (1.0 - likely) * truths
+    values = (F.softplus(outputs) - outputs * truths) * wrong.pow(gamma)
+    if alpha is None:
+        return values
+    return values * (alpha * truths + (1.0 - alpha) * (1.0 - truths))
+
+
+def categorical_focal_crossentropy(
+    outputs: Tensor, targets: Tensor, alpha: float = 0.25, gamma: float = 2.0
+) -> Tensor:
+    """Return cross-entropies of classes, small where outputs are right already.
+
+    They are multiplied by `alpha * (1 - p) ** gamma`, where p is the probability of the
+    class, as in `binary_focal_crossentropy`.
+
+    Args:
+        outputs: Logits `[..., C]`.
+        targets: One-hot or probabilities `[..., C]`.
+        alpha: Factor of all values.
+        gamma: Exponent.
+
+    Returns:
+        One value per sample, in nats.
+
+    Example:
+        >>> categorical_focal_crossentropy(torch.zeros(1, 2), torch.tensor([[0, 1]]))
+        tensor([0.0433])
+    """
+    outputs, dense = dense_targets(outputs, targets)
+    logs = F.log_softmax(in_float32(outputs), dim=-1)
+    return -alpha * (dense * logs * (1.0 - logs.exp()).pow(gamma)).sum(dim=-1)
+
+
+def tversky(
+    outputs: Tensor, targets: Tensor, alpha: float = 0.5, beta: float = 0.5
+) -> Tensor:
+    """Return what outputs and targets don't have in common, as a share, per sample.
+
+    It is `1 - tp / (tp + alpha * fp + beta * fn)`, with sums of probabilities for
+    counts: Salehi et al., "Tversky loss function for image segmentation using 3D fully
+    convolutional deep networks" (2017). Halves make it the Dice loss.
+
+    Args:
+        outputs: Logits `[rows, ...]`.
+        targets: 0s and 1s of the same shape, up to axes of size 1.
+        alpha: Weight of the false positives.
+        beta: Weight of the false negatives.
+
+    Returns:
+        One value per sample.
+
+    Example:
+        >>> tversky(torch.tensor([[9.0, 9.0]]), torch.tensor([[1, 0]]), beta=0.9)
+        tensor([0.3333])
+    """
+    shares = torch.sigmoid(in_float32(outputs))
+    truths = _like(targets, shares).reshape(len(shares), -1)
+    shares = shares.reshape(truths.shape)
+    tp = (shares * truths).sum(dim=1)
+    fp, fn = shares.sum(dim=1) - tp, truths.sum(dim=1) - tp
+    return 1.0 - tp / (tp + alpha * fp + beta * fn + EPSILON)
+
+
 # The loss of equal shares of all classes, for label smoothing.
 
 
@@ -584,17 +677,36 @@ _NAMED = (
         means_probabilities="bce binarycrossentropy",
     ),
     _NamedLoss(
+        "binary_focal_crossentropy",
+        _reduced(binary_focal_crossentropy),
+        _BINARY,
+        means_probabilities="binaryfocalcrossentropy",
+    ),
+    _NamedLoss(
         "categorical_crossentropy",
         _categorical,
         _over_classes(-1, _uniform_loss_of_last_logits),
         means_probabilities="categoricalcrossentropy",
     ),
+    _NamedLoss(
+        "categorical_focal_crossentropy",
+        _reduced(categorical_focal_crossentropy),
+        {"class_axis": -1},
+        means_probabilities="categoricalfocalcrossentropy",
+    ),
+    _NamedLoss("categorical_hinge", _reduced(categorical_hinge), {"class_axis": -1}),
     _NamedLoss("cosine_similarity", _reduced(_opposite_direction)),
     _NamedLoss(
         "cross_entropy",
         _cross_entropy,
         _over_classes(1, _uniform_loss_of_logits),
         aliases="ce",
+    ),
+    _NamedLoss(
+        "dice tversky",
+        _reduced(tversky),
+        _BINARY,
+        means_probabilities="dice tversky",
     ),
     _NamedLoss("hinge", _reduced(hinge), _BINARY),
     _NamedLoss("huber smooth_l1", _per_element(F.smooth_l1_loss)),

@@ -22,6 +22,7 @@ from typing import (
 
 import torch
 
+from ._modules import modules_of
 from ._poptorch import poptorch
 from .config import REST, IPUConfig, check_filled, layer_lists
 from .errors import ConfigError, UnknownNameError
@@ -283,23 +284,9 @@ def own_stages(module: torch.nn.Module, config: IPUConfig) -> int:
     """
     if config.placement is not None or not config.is_pipelined:
         return 1
-    if not _has_hooks(module):
+    if not any(part._forward_pre_hooks for part in modules_of(module)):
         return 1
     return len({0, *(ipu for _, ipu in annotated_blocks(module).values() if ipu)})
-
-
-def _has_hooks(module: torch.nn.Module) -> bool:
-    """Return whether a submodule has a forward-pre-hook, as `BeginBlock` adds.
-
-    Runs before each call on a batch, so it avoids the slow `named_modules`.
-    """
-    waiting = [module]
-    while waiting:
-        child = waiting.pop()
-        if child._forward_pre_hooks:
-            return True
-        waiting.extend(inner for inner in child._modules.values() if inner is not None)
-    return False
 
 
 def _refuse_other_blocks(module: torch.nn.Module, config: IPUConfig) -> None:

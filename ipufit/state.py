@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of a run, through which callbacks stop it, and its spans in a profile.
+"""The state of a run: what stops it, what callbacks may ask, its spans in a profile.
 
-A run ends early in these steps, each with an attribute of `RunState`:
+What stops a `fit` calls `RunState.stop`: a callback, `model.stop_training`, data that
+ran out (`engine/loop.py`), or a signal. The loops ask `engine/stopping.py` after each
+call. Only Ctrl-C and errors end a run at once. A stop takes these steps, each with an
+attribute of `RunState`:
 
-- A callback or a signal calls `stop`, which sets `request` in this process: a `Stop`
-  with the reason. A plain stop ends the run for good. An eviction saves it first, so
-  that another process can go on with it.
+- `stop` sets `request` in this process: a `Stop` with the reason. A plain stop ends the
+  run for good. An eviction saves it first, so that another process can go on with it.
 - `told_by` keeps the source of an eviction, also if a plain stop replaces the request.
 - After each call the processes compare requests. `ending` is the request that all of
   them follow.
 - `stop_reason` is the reason of a plain stop, for users; None for an eviction that is
   under way.
+
+In a hook, a callback may ask more: `after_hooks` and `on_eviction` (actions),
+`stop_evaluating` and `stop_predicting`. What it needs of all calls it says before the
+run, by the properties and `watched_gradients` of `Callback`.
 """
 
 from __future__ import annotations
@@ -36,7 +42,10 @@ _NOTHING: ContextManager[None] = contextlib.nullcontext()
 EVICTED = "SIGTERM"
 """The `stop_reason` of a run that goes on in another process."""
 
-EVICTING_SIGNALS = ("SIGTERM", "SIGUSR1")
+RESUMES = "the same fit goes on from it"
+"""How a checkpoint is used that `resume=` or `BackupAndRestore` has read or saved."""
+
+EVICTING_SIGNALS: tuple[str, ...] = ("SIGTERM", "SIGUSR1")
 """Signals by which schedulers tell a process to end: `sbatch --signal=USR1@120`."""
 
 
@@ -82,6 +91,8 @@ class RunState:
         told_by: Name of the signal or callback that has evicted this process; None if
             it wasn't evicted.
         processes: The processes of the run.
+        saved: Path of the newest checkpoint and its number of updates, by how a later
+            `fit` uses it.
         is_paused: Whether other code runs between two parts of `predict(stream=True)`.
         thread: Identifier of the thread that makes the run; None before it.
         validated: Metrics of this epoch's last validation; empty before it.
@@ -115,6 +126,7 @@ class RunState:
     ending: Stop | None = None
     told_by: str | None = None
     processes: Processes = field(default_factory=Processes)
+    saved: dict[str, tuple[Any, int]] = field(default_factory=dict, repr=False)
     is_paused: bool = False
     thread: int | None = None
     validated: Logs = field(default_factory=dict)
@@ -193,6 +205,11 @@ class RunState:
     def heeds_eviction(self) -> bool:
         """Whether an action is registered for an eviction."""
         return bool(self._on_eviction)
+
+    @property
+    def is_evicted(self) -> bool:
+        """Whether all processes have agreed on an eviction, which isn't done yet."""
+        return self.ending is not None and self.ending.is_eviction
 
     def evict(self) -> None:
         """Call the actions of `on_eviction`, even if some fail; called by the loop."""

@@ -69,6 +69,14 @@ def pytest_configure(config):
         raise pytest.UsageError(f"--emulator-mode: {error}") from error
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Import no file without the marker that an expression begins with."""
+    marker = config.getoption("markexpr").partition(" and ")[0]
+    if marker in ("floor", "looped") and collection_path.suffix == ".py":
+        return f"mark.{marker}" not in collection_path.read_text("utf-8") or None
+    return None
+
+
 def pytest_collection_finish():
     """Spare later collections of garbage what modules have made: it stays."""
     # Hypothesis registers NumPy's generator at its first test, and then looks for what

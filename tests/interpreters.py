@@ -22,8 +22,11 @@ _SERVER = "from tests.interpreters import serve; serve()"
 _server = None
 
 
-def run_python(*arguments, cwd=None, env=None):
-    """Run Python with arguments: `-c` and code, `-m` and a module, or a script."""
+def run_python(*arguments, cwd=None, env=None, terminal=None):
+    """Run Python with arguments: `-c` and code, `-m` and a module, or a script.
+
+    What it prints goes to the path of a terminal, if one is given.
+    """
     global _server
     if _server is None or _server.poll() is not None:
         _server = subprocess.Popen(
@@ -39,12 +42,16 @@ def run_python(*arguments, cwd=None, env=None):
             "arguments": [str(one) for one in arguments],
             "cwd": str(cwd or os.getcwd()),
             "env": dict(os.environ if env is None else env),
-            "files": [os.path.join(folder, name) for name in ("out", "err")],
+            "files": [
+                terminal or os.path.join(folder, name) for name in ("out", "err")
+            ],
         }
         _server.stdin.write(json.dumps(job) + "\n")
         _server.stdin.flush()
         code = int(_server.stdout.readline())
-        out, err = (Path(name).read_text("utf-8") for name in job["files"])
+        out, err = (
+            "" if terminal else Path(name).read_text("utf-8") for name in job["files"]
+        )
     return subprocess.CompletedProcess(arguments, code, out, err)
 
 

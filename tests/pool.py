@@ -12,8 +12,9 @@ are joined by a gloo group of torch.distributed, and returns the results in orde
     def test_totals(pool):
         assert pool.run(total, 3) == [7, 7]
 
-The processes start when they are first used (it takes seconds) and serve all tests of
-the session. Each run has a group of its own, over a file: no port is taken.
+The processes are forks of the server that starts data workers, which has imported torch
+already. They start when they are first used, and serve all tests of the session. Each
+run has a group of its own, over a file: no port is taken.
 """
 
 import faulthandler
@@ -22,13 +23,11 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 import traceback
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
@@ -36,7 +35,6 @@ import torch.distributed as dist
 
 from tests import modes
 
-ROOT = Path(__file__).parents[1]
 TIMEOUT_SECONDS = 120.0
 GRACE_SECONDS = 10.0
 
@@ -77,14 +75,8 @@ class ProcessPool:
     def __init__(self, folder, active_modes=()):
         self._folder = Path(folder)
         self._modes = list(active_modes)
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        self._environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": path,
-            # Each would say that executables aren't cached.
-            "POPTORCH_LOG_LEVEL": "ERR",
-        }
+        # Each would say that executables aren't cached.
+        self._environment = {**os.environ, "POPTORCH_LOG_LEVEL": "ERR"}
         self._workers = []
         self._runs = 0
 
@@ -126,7 +118,7 @@ class ProcessPool:
         return [value for _, _, value in sorted(answers, key=lambda answer: answer[0])]
 
     def _answers(self, job, count, timeout):
-        if any(worker.process.poll() is not None for worker in self._workers):
+        if any(worker.process.exitcode is not None for worker in self._workers):
             self.close()  # somebody has ended one of them
         while len(self._workers) < count:
             self._workers.append(_Worker.started(self._environment, self._modes))
@@ -168,7 +160,7 @@ class ProcessPool:
         for worker in self._workers:
             worker.connection.close()
             worker.process.kill()
-            worker.process.wait()
+            worker.process.join()
         self._workers = []
 
 
@@ -190,15 +182,13 @@ class _Worker:
     @classmethod
     def started(cls, environment, active_modes):
         ours, theirs = multiprocessing.Pipe()
-        handle = theirs.fileno()
-        program = f"from tests.pool import serve; serve({handle}, {active_modes})"
-        process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            pass_fds=[handle],
-            env=environment,
-            cwd=str(ROOT),
+        process = multiprocessing.get_context("forkserver").Process(
+            target=serve, args=(theirs, environment, active_modes)
         )
+        process.start()
         theirs.close()
+        # It outlives the test that starts it, and is nothing that a test has left.
+        multiprocessing.process._children.discard(process)
         return cls(process, ours)
 
 
@@ -211,9 +201,10 @@ def _receive(connection):
     return pickle.loads(connection.recv_bytes())
 
 
-def serve(handle, active_modes):
+def serve(connection, environment, active_modes):
     """Run what comes, until nothing can come any more."""
-    connection = Connection(handle)
+    os.environ.clear()
+    os.environ.update(environment)
     modes.enter(active_modes)
     torch.set_num_threads(1)
     while True:

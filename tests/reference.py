@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from types import FunctionType
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from ipufit import Callback, IPUModel
+from ipufit import Callback, IPUConfig, IPUModel
 
 NUM_FEATURES, NUM_CLASSES = 3, 4
+CONFIG_FIELDS = {field.name for field in fields(IPUConfig)}
 
 
 def network(seed=0, *, dtype=torch.float32):
@@ -25,9 +27,20 @@ def network(seed=0, *, dtype=torch.float32):
 
 
 def compiled(module=None, config=None, **settings):
-    """A model of the tiny classifier, or of another module, that can be fitted."""
-    model = IPUModel(module or network(), config)
-    model.compile(**{"optimizer": "sgd", "loss": "cross_entropy", **settings})
+    """A model of the tiny classifier, or of another module, that can be fitted.
+
+    Settings are arguments of `compile` and, without a config, fields of `IPUConfig`. An
+    optimizer may be a function that makes the optimizer of a module.
+    """
+    layout = {name: settings.pop(name) for name in CONFIG_FIELDS & settings.keys()}
+    model = IPUModel(
+        network() if module is None else module,
+        IPUConfig(**layout) if layout else config,
+    )
+    settings = {"optimizer": "sgd", "loss": "cross_entropy", **settings}
+    if isinstance(settings["optimizer"], FunctionType):
+        settings["optimizer"] = settings["optimizer"](model.module)
+    model.compile(**settings)
     return model
 
 

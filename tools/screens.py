@@ -38,7 +38,8 @@ PIECE = re.compile(
     r"```text\n(?P<text>.*?)^```$",
     re.M | re.S,
 )
-TIME = re.compile(r" *\d+\.\d+(?: ?(?:s|ms|us)\b|%)")
+TIME = re.compile(r" *\d+(?:\.\d+)?(?: ?(?:s|ms|us)\b|%)")
+SLOW = re.compile(r"^(?:Compiled in|Predicted) .*\n", re.M)  # of a second and more
 PICTURE = re.compile(r"^!\[[^]]*\]\((?:docs/)?([\w-]+\.svg)\)$", re.M)
 COLUMNS = 80
 
@@ -72,9 +73,11 @@ def without_times(text: str) -> str:
     Args:
         text: The page.
     """
-    return PIECE.sub(
-        lambda piece: TIME.sub(" #", piece[0]) if piece["times"] else piece[0], text
-    )
+
+    def without(piece: re.Match[str]) -> str:
+        return TIME.sub(" #", SLOW.sub("", piece[0])) if piece["times"] else piece[0]
+
+    return PIECE.sub(without, text)
 
 
 def shown(page: Path) -> Shown:

@@ -6,8 +6,9 @@ The directive
     .. public:: ipufit.metrics
        :only: class
 
-has an entry for each name of `__all__`, so that a page is complete whatever is added. A
-name that `ipufit` exports itself has its entry as `ipufit.Name`, whichever page has it.
+has an entry for each name of `__all__`, or of a module without it, so that a page is
+complete whatever is added. A name that `ipufit` exports itself has its entry as
+`ipufit.Name`, whichever page has it.
 
     .. methods:: ipufit.IPUModel
 
@@ -71,7 +72,7 @@ class PublicNames(SphinxDirective):
         module = importlib.import_module(self.arguments[0])
         lines: list[str] = []
         excluded = self.options.get("except", "").split()
-        for name in module.__all__:
+        for name in getattr(module, "__all__", vars(module)):
             value = getattr(module, name)
             kind = kind_of(value)
             if name in excluded:

@@ -28,13 +28,13 @@ from ipufit.errors import (
     suggesting,
     warn,
 )
-from ipufit.state import EVICTED
+from ipufit.state import EVICTED, RESUMES
 
 from .base import Callback, check_frequency
 from .monitoring import MonitorCallback, direction_of
 
 SUFFIX = ".safetensors"
-_OTHER_SUFFIX = re.compile(r"[^.{}/]\.[A-Za-z][A-Za-z0-9]*/?$")
+_OTHER_SUFFIX = re.compile(r"[^.{/]\.[A-Za-z][A-Za-z0-9]*/?$")
 
 
 class SavingCallback(Callback):
@@ -276,7 +276,7 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
         with file_errors("can't be written", path):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         self.model.save_weights(path, moment=moment)
-        self._say_finished(epoch, path)
+        self._say_finished(epoch, path, "model.load_weights reads it")
 
     def save_run(self) -> None:
         """Save the whole run, as when the process was told to end."""
@@ -310,9 +310,10 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
         else:
             written_by_one(lambda: write_checkpoint(path, now, moment=moment))
         self._last_moment, self._saved = moment, self._now
-        self._say_finished(epoch, path)
+        self._say_finished(epoch, path, "fit(resume=...) goes on from it")
 
-    def _say_finished(self, epoch: int, path: str | Path) -> None:
+    def _say_finished(self, epoch: int, path: str, use: str) -> None:
+        self.run.saved[use] = path, self.run.updates
         self.say(f"\nEpoch {epoch + 1}: finished saving model to {path}")
 
     def _path(self, fields: dict[str, Any]) -> str:
@@ -414,7 +415,8 @@ class BackupAndRestore(SavingCallback):
         self._saved = self._now
         complete = self.run.epoch + self.run.is_epoch_done
         now = self.model.checkpoint(copied=False)
-        self.store.save(now, epoch=complete, update=self.run.updates)
+        path = self.store.save(now, epoch=complete, update=self.run.updates)
+        self.run.saved[RESUMES] = path, self.run.updates
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
         """Delete the backup after a complete run, if `delete_checkpoint`.

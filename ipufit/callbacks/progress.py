@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
+import os
 import sys
 import threading
 import time
@@ -16,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator
 
 from ipufit._arguments import check_choice, check_function, refuse
 from ipufit._env import is_first_process
+from ipufit._lazy import need
+from ipufit.errors import ConfigError
 from ipufit.types import Verbose
 
 from .base import Callback, numbers_in
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 _SECONDS_BETWEEN = 0.1
 _QUICK_SECONDS = 1.0
-"""Seconds after which a compilation that is still running is announced."""
+"""Seconds from which a compilation is announced, and a prediction has a line."""
 
 
 class ProgressDisplay(Callback):
@@ -55,7 +59,7 @@ class ProgressDisplay(Callback):
         self._start_seconds = 0.0
         self._samples_before = 0
         self._steps_done = 0
-        self._compile_seconds: float | None = None
+        self._compile_seconds = 0.0
 
     @property
     def _console(self) -> Console:
@@ -92,7 +96,7 @@ class ProgressDisplay(Callback):
 
     def compiled(self, what: str, seconds: float) -> None:
         """Called after a program was compiled."""
-        self._compile_seconds = (self._compile_seconds or 0.0) + seconds
+        self._compile_seconds += seconds
 
     def noted(self, line: str) -> None:
         """Called with a line about an automatic choice."""
@@ -105,10 +109,25 @@ class ProgressDisplay(Callback):
         """Show epochs, without a bar for validations, as in Keras."""
         self._is_fit = True
 
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """Say after Ctrl-C what is kept, below the bar."""
+        run = self.run
+        if run.stop_reason == "interrupted":
+            self.close()
+            saved = ""
+            for use, (path, update) in run.saved.items():
+                short = min(str(path), os.path.relpath(path), key=len)
+                saved += f" {short} has update {update}: {use}."
+            self.noted(
+                f"Interrupted after update {run.updates}. The module has its weights"
+                f"{f'.{saved}' if saved else ', and fit goes on with them.'}"
+            )
+
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
         """Start the clock."""
-        counted = f"{epoch + 1}/{self.params['epochs']}"
-        self._begin(f"Epoch {counted}", counted)
+        epochs = self.params["epochs"]
+        counted = f"{epoch + 1}/{epochs}"
+        self._begin(f"Epoch {counted}", counted.rjust(2 * len(str(epochs)) + 1))
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """Show the updates of the call, and the metrics so far."""
@@ -218,9 +237,9 @@ class _Printing(ProgressDisplay):
 
     def _begin(self, title: str, end_title: str) -> None:
         super()._begin(title, end_title)
-        if self._compile_seconds is not None:
+        if self._compile_seconds >= _QUICK_SECONDS:
             self._print(f"Compiled in {self._compile_seconds:.1f} s")
-            self._compile_seconds = None
+        self._compile_seconds = 0.0
 
     def _print(self, line: str) -> None:
         """Print a line; on a terminal, break it between metrics."""
@@ -259,9 +278,11 @@ class LineProgress(_Printing):
 class ProgressBar(_Printing):
     """Show the bars of `verbose=1`, and a line per epoch.
 
-    The bar shows the updates or batches so far, the seconds so far and to come (ETA),
-    samples per second, and the metrics. Where no bar can be redrawn, only the lines are
-    printed.
+    The bar shows the updates or batches so far, the time so far, the time to come of
+    the epoch (ETA) and of all epochs, samples per second, the learning rate and the
+    metrics. Where no bar can be redrawn, only the lines are printed. A prediction of
+    less than a second leaves no line. In a notebook with matplotlib, a fit of several
+    epochs also draws the loss.
 
     Passed as a callback, it replaces the display that `verbose` chooses, and shows
     values that earlier callbacks add to the logs.
@@ -280,7 +301,12 @@ class ProgressBar(_Printing):
     _live: Live | None = None
     _cell: Any = None  # the handle of an output in a notebook
     _title = _end_title = _figures = ""
-    _shown_at = 0.0
+    _shown_at = _drawn_at = 0.0
+    _curve: Any = None  # the handle of the loss's picture in a notebook
+    _make_figure: Any = None
+    _widths: dict[str, int] | None = None
+    _epochs_left = 0
+    _epoch_seconds = 0.0  # of the last epoch, with its validation; 0 before it
     _first_call: tuple[float, int] | None = None  # seconds and steps at its end
 
     @property
@@ -292,10 +318,52 @@ class ProgressBar(_Printing):
     def close(self) -> None:
         """Restore the terminal; after an error the bar stays visible."""
         super().close()
-        self._cell = None
+        self._cell = self._curve = None
         if self._live is not None:
             self._live.transient = False
         self._stop()
+
+    def on_train_begin(self, logs: dict[str, Any]) -> None:
+        """Forget an earlier run, and begin a picture of the loss in a notebook."""
+        super().on_train_begin(logs)
+        self._epochs_left, self._epoch_seconds, self._widths = 0, 0.0, {}
+        if self.params["epochs"] > 1 and _is_in_notebook(self._console):
+            with contextlib.suppress(ConfigError):  # without matplotlib
+                self._make_figure = need(
+                    "matplotlib.pyplot", "A plot", "ipufit[plot]"
+                ).Figure
+                display = import_module("IPython.display").display
+                self._curve = display({"text/plain": ""}, raw=True, display_id=True)
+                self._drawn_at = self._clock()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Start the clock, and a bar."""
+        if self._epochs_left:  # else the run begins
+            self._epoch_seconds = self._seconds()
+        self._epochs_left = self.params["epochs"] - epoch
+        super().on_epoch_begin(epoch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Show the metrics of the epoch; the loss is drawn once a second."""
+        super().on_epoch_end(epoch, logs)
+        if self._clock() - self._drawn_at >= 1:
+            self._draw()
+
+    def on_train_end(self, logs: dict[str, Any]) -> None:
+        """Draw the loss of all epochs, also after Ctrl-C."""
+        self._draw()
+        super().on_train_end(logs)
+
+    def _draw(self) -> None:
+        """Replace the picture of the loss by one that the notebook's file keeps."""
+        if self._curve is not None and self.model.history.epoch:
+            figure = self._make_figure(figsize=(6, 2.5), layout="constrained")
+            self.model.history.plot("loss", axes=figure.add_subplot())
+            file = io.BytesIO()
+            figure.savefig(file, format="png")
+            image = import_module("IPython.display").Image
+            self._curve.update(image(file.getvalue()))
+            self._drawn_at = self._clock()
 
     def _begin(self, title: str, end_title: str) -> None:
         """Start a bar."""
@@ -320,9 +388,13 @@ class ProgressBar(_Printing):
         if self.is_due and (logs or logs is None):
             self._shown_at = self._clock()
             samples = self.run.samples - self._samples_before
-            rate = f"{samples / max(self._seconds(), 1e-9):.0f} samples/s"
+            rate = samples / max(self._seconds(), 1e-9)
+            speed = f"{rate:{'.3g' if rate < 100 else '.0f'}} samples/s"
             figures = format_logs(logs or {}, "  ", " ")
-            self._figures = f"{rate}  {figures}" if self._is_fit else figures
+            if self._is_fit:
+                learning_rate = self.model.optimizer.param_groups[0]["lr"]
+                figures = f"{speed}  lr {learning_rate:.4g}  {figures}"
+            self._figures = figures
             if self._cell is not None:
                 text = "".join(s.text for s in self._console.render(self._bar()))
                 self._cell.update({"text/plain": text}, raw=True)
@@ -334,13 +406,16 @@ class ProgressBar(_Printing):
 
     def _end(self, logs: dict[str, Any]) -> None:
         title, seconds = self._end_title, self._seconds()
-        time_taken = f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
-        figures = format_logs(logs, "  ", " ")
-        line = "  ".join(filter(None, (f"{title} {time_taken}", figures)))
-        line += self._coverage() if logs else ""
+        is_short = 1 <= seconds < 10
+        time_taken = f"{seconds:.1f}s" if is_short else format_duration(seconds)
+        line = f"{title} {time_taken:>5}" if self._is_fit else f"{title} {time_taken}"
+        if logs:
+            line += f"  {format_logs(logs, '  ', ' ', self._widths)}{self._coverage()}"
+        elif seconds < _QUICK_SECONDS:
+            line = ""
         if self._cell is not None:
             self._cell.update({"text/plain": line}, raw=True)
-        else:
+        elif line:
             self._print(line)
         self._cell = None
 
@@ -358,12 +433,17 @@ class ProgressBar(_Printing):
 
         done, seconds = self._steps_done, self._seconds()
         total = self.params.get("steps")  # None for a stream of unknown length
-        times = _format_hours(seconds)
+        times = _format_time(seconds)
         if total is not None and self._first_call is not None:
             first_seconds, first_steps = self._first_call
             if done > first_steps:
                 per_step = (seconds - first_seconds) / (done - first_steps)
-                times += f" ETA {_format_hours(per_step * max(total - done, 0))}"
+                to_come = per_step * max(total - done, 0)
+                times += f" ETA {_format_time(to_come)}"
+                if self._epochs_left > 1:
+                    per_epoch = max(self._epoch_seconds, per_step * total)
+                    to_come += per_epoch * (self._epochs_left - 1)
+                    times += f", all {_format_time(to_come)}"
         counts = f"{done}/{'?' if total is None else total}"
         cells: list[RenderableType] = [Text(self._title)]
         cells += [Text(counts, "green"), Text(times, "yellow")]
@@ -379,9 +459,9 @@ class ProgressBar(_Printing):
         return Group(row) if is_wide else Group(row, figures)
 
 
-def _format_hours(seconds: float) -> str:
-    """Format a duration as 0:01:02."""
-    return str(timedelta(seconds=int(seconds)))
+def _format_time(seconds: float) -> str:
+    """Format a duration as 01:02, from an hour on as 1:01:02."""
+    return str(timedelta(seconds=int(seconds)))[2 if seconds < 3600 else 0 :]
 
 
 def make_progress(
@@ -481,14 +561,31 @@ def format_duration(seconds: float) -> str:
     return f"{seconds * 1e6:.0f}us"
 
 
-def format_logs(logs: dict[str, Any], between: str = " - ", of: str = ": ") -> str:
-    """Format metrics as Keras does: four decimals, or an exponent if they are small.
+def format_logs(
+    logs: dict[str, Any],
+    between: str = " - ",
+    of: str = ": ",
+    widths: dict[str, int] | None = None,
+) -> str:
+    """Format metrics with four decimals; small and large ones with six digits.
+
+    Args:
+        logs: The metrics by name.
+        between: Text between two metrics.
+        of: Text between a name and its value.
+        widths: Largest width of each metric's value so far, to which values are padded
+            so that lines align. It is updated; None for no padding.
 
     Example:
-        >>> format_logs({"accuracy": 0.98765, "loss": -0.00012})
-        'accuracy: 0.9877 - loss: -1.2000e-04'
+        >>> format_logs({"accuracy": 0.98765, "loss": 0.000012, "mse": 12345.678})
+        'accuracy: 0.9877 - loss: 1.2e-05 - mse: 12345.7'
     """
-    return between.join(
-        f"{name}{of}{value:.4f}" if abs(value) > 1e-3 else f"{name}{of}{value:.4e}"
-        for name, value in numbers_in(logs).items()
-    )
+    figures = []
+    for name, value in numbers_in(logs).items():
+        is_usual = value == 0 or 1e-3 <= abs(value) < 100
+        number = f"{value:.4f}" if is_usual else f"{value:.6g}"
+        if widths is not None:
+            widths[name] = max(widths.get(name, 0), len(number))
+            number = number.rjust(widths[name])
+        figures.append(f"{name}{of}{number}")
+    return between.join(figures)

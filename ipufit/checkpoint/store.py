@@ -313,8 +313,12 @@ class CheckpointStore:
             yield
         finally:
             self._is_held = False
-            for lock in locks:
-                lock.release()
+            try:
+                for lock in locks:
+                    lock.release()
+            finally:  # Ctrl-C may have come before `release` began
+                for lock in locks:
+                    lock.release()
 
     def clear(self) -> None:
         """Delete all checkpoints, and the directory if nothing else is in it.

@@ -296,14 +296,24 @@ def frame_values(frame: Any, where: str) -> Any:
         DataError: A column holds no numbers, or has missing values.
     """
     names = getattr(frame, "columns", None)
-    columns = {None: frame} if names is None else {name: frame[name] for name in names}
-    for name, column in columns.items():
+    columns: list[tuple[Any, Any]] = [(None, frame)]
+    if names is not None:  # some may have the same name
+        columns = [(name, frame.iloc[:, i]) for i, name in enumerate(names)]
+    for name, column in columns:
         _refuse_missing(
             column, where, "" if name is None else f" in its column {name!r}"
         )
     array = frame.to_numpy()
     if array.dtype.kind in "biuf":
         return array
+    others = [(n, c) for n, c in columns if c.to_numpy().dtype.kind not in "biuf"]
+    for name, column in others:
+        if column.dtype == object and _holds_numbers(column):
+            at = "" if name is None else f"[{name!r}]"
+            raise DataError(
+                f"{where}{at} has numbers as objects of Python (its dtype is object). "
+                'Make them numbers of one type: .astype("float32").'
+            )
     if names is None:
         name = "a series" if frame.name is None else f"the series {frame.name!r}"
         raise DataError(
@@ -311,10 +321,7 @@ def frame_values(frame: Any, where: str) -> Any:
             "numbers: .cat.codes of a category, "
             '.astype("category").cat.codes of strings.'
         )
-    kinds = {
-        str(name): column.to_numpy().dtype.kind for name, column in columns.items()
-    }
-    bad = [name for name, kind in kinds.items() if kind not in "biuf"]
+    bad = [str(name) for name, _ in others]
     if bad:
         raise DataError(
             f"{where} has columns that hold no numbers: {', '.join(bad)}. Encode them "
@@ -330,9 +337,13 @@ def _refuse_missing(column: Any, where: str, of: str) -> None:
     may_lack = hasattr(column.dtype, "na_value") or column.dtype == object
     if not may_lack or not column.isna().any():
         return
-    if np.asarray(column.dropna().tolist()).dtype.kind in "biuf":
+    if _holds_numbers(column):
         row = int(column.isna().to_numpy().argmax())
         raise missing_value(f"{where} has NA{of} in row {row}")
+
+
+def _holds_numbers(column: Any) -> bool:
+    return np.asarray(column.dropna().tolist()).dtype.kind in "biuf"
 
 
 def unframed(value: Any, where: str) -> Any:

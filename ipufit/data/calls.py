@@ -20,31 +20,10 @@ from ipufit.mixing import Mixing
 
 from .columns import TrainingColumns
 from .datasets import ALONE, Source
-from .indexed import Division, IndexLoader, Order, Position
-from .random_state import RandomState, random_state, set_random_state
-from .streams import Pass, StreamSource, StreamState
-
-
-class Place(NamedTuple):
-    """Everything that a resumed run needs to continue in its training data.
-
-    Its `Position` counts passes and calls, which is enough to find samples with an
-    index. Its `StreamState` counts the batches of a stream, and has the random states
-    that are needed to draw them again.
-
-    Attributes:
-        seed: Seed of the orders.
-        position: Index of the pass, and number of its calls so far.
-        random: Random states of this process, and of the user's loader.
-        stream: State of the pass over a stream; None for samples that are loaded by
-            index, and before the first pass.
-    """
-
-    seed: int
-    position: Position
-    random: RandomState
-    stream: StreamState | None = None
-
+from .indexed import Division, IndexLoader, Order
+from .place import Place, Position, StreamState
+from .random_state import random_state, set_random_state
+from .streams import Pass, StreamSource
 
 Rows = Tuple[List[Tensor], Tuple[int, ...]]
 """This process's rows of a call, and the number of samples of each process in it."""

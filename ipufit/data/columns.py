@@ -22,7 +22,8 @@ from ipufit.errors import ConfigError, DataError
 from ipufit.mixing import Mixing
 
 from .datasets import Source
-from .indexed import Division, Position
+from .indexed import Division
+from .place import Position
 from .random_state import hash_seed
 from .structure import Batch, SampleStructure
 

@@ -9,7 +9,7 @@ import tempfile
 import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple
+from typing import Any, Iterator
 
 import torch
 from torch import Tensor
@@ -24,22 +24,8 @@ from ipufit.errors import DataError
 from .arrays import ArrayDataset
 from .datasets import FlatDataset, collate
 from .loaders import plain_values
+from .place import Position
 from .random_state import HostRandomState, hash_seed
-
-
-class Position(NamedTuple):
-    """The pass that a run is in, and the number of its calls so far.
-
-    With the seed, this is enough to find the next samples of a dataset with indices.
-    For streams see `StreamState`; `Place` holds all that a resumed run needs.
-
-    Attributes:
-        number: Index of the pass, from 0; each pass has another order.
-        calls: Number of calls of that pass so far; each process counts them.
-    """
-
-    number: int = 0
-    calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,10 +132,13 @@ class Order(Sampler[int]):
         if self.seed is not None:
             generator = torch.Generator().manual_seed(hash_seed(self.seed, number))
             order = torch.randperm(self.count, generator=generator)
-        order = order[torch.arange(self.length).clamp(max=self.count - 1)]
+        if self.length > self.count:
+            padding = order[-1:].expand(self.length - self.count)
+            order = torch.cat([order, padding])
+        order = order[calls * self.division.rows_of_all : self.length]
         if self.tells_pass:
             order = order + number * self.count
-        return self.division.select(order[calls * self.division.rows_of_all :])
+        return self.division.select(order)
 
 
 _MODES = {

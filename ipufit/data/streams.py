@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources whose samples come in batches, and the state of a pass over a stream.
+"""Sources whose samples come in batches, and passes over a stream.
 
 A stream is any iterable of batches, such as a loader. A block is the list of tensors of
 one of its batches, flattened; blocks may differ in their numbers of rows. A call takes
@@ -8,10 +8,8 @@ its rows from as many blocks as it needs.
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -19,173 +17,15 @@ from torch import Tensor
 
 from ipufit._poptorch import custom_parser, poptorch
 from ipufit._tree import Structure
-from ipufit.distributed import Processes
-from ipufit.errors import DataError, WholeStreamWarning, warn
+from ipufit.distributed import Processes, warn_once
+from ipufit.errors import DataError, WholeStreamWarning
 
 from .arrays import as_tensor, same_rows
 from .datasets import ALONE, Source
 from .loaders import DividedLoader, KerasBatches, describe, generators_of, plain_values
-from .random_state import HostRandomState, RandomState, random_state, set_random_state
+from .place import LoaderState, StreamState
+from .random_state import HostRandomState, random_state, set_random_state
 from .structure import NOTHING, SampleStructure
-
-_TAG = "$"
-
-
-class LoaderState(NamedTuple):
-    """The state of a loader, and the rows that it has returned and no call has taken.
-
-    Attributes:
-        state: The result of the loader's `state_dict()`.
-        rows: The last rows that were drawn; empty between two passes.
-        num_left: Number of rows, at the end of `rows`, that the next call begins with.
-        num_drawn: Number of rows that the pass has drawn.
-        has_ended: Whether the loader has returned its last batch, so that it begins a
-            new pass at the next request.
-    """
-
-    state: Any
-    rows: list[Tensor]
-    num_left: int = 0
-    num_drawn: int = 0
-    has_ended: bool = False
-
-    @property
-    def is_between(self) -> bool:
-        """Whether one pass has ended and the next has not begun."""
-        return self.has_ended and not self.rows
-
-
-def packed(kept: LoaderState) -> dict[str, Tensor]:
-    """Convert a state to tensors, which a checkpoint can hold.
-
-    Raises:
-        DataError: The loader's state has values that no checkpoint can hold.
-
-    Example:
-        >>> kept = LoaderState({"seen": (1, None)}, [torch.zeros(2, 3)], num_left=2)
-        >>> unpacked(packed(kept)).state
-        {'seen': (1, None)}
-    """
-    tensors: dict[str, Tensor] = {}
-    words = {
-        "state": _encoded(kept.state, tensors, "state_dict()"),
-        "num_rows": len(kept.rows),
-        "num_left": kept.num_left,
-        "num_drawn": kept.num_drawn,
-        "has_ended": kept.has_ended,
-    }
-    text = json.dumps(words).encode()
-    return {
-        "json": torch.frombuffer(bytearray(text), dtype=torch.uint8),
-        **{f"state/{name}": tensor for name, tensor in tensors.items()},
-        **{f"rows/{i}": leaf.clone() for i, leaf in enumerate(kept.rows)},
-    }
-
-
-def unpacked(tensors: dict[str, Tensor]) -> LoaderState | None:
-    """Convert tensors of `packed` to a state; return None if there are none.
-
-    Raises:
-        DataError: The tensors aren't from `packed`.
-    """
-    if not tensors:
-        return None
-    try:
-        words = json.loads(tensors["json"].numpy().tobytes())
-        rows = [tensors[f"rows/{i}"] for i in range(words["num_rows"])]
-        state = _decoded(words["state"], tensors)
-        counts = [words[name] for name in ("num_left", "num_drawn")]
-        has_ended = bool(words["has_ended"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"it has no state of a loader: {error!r}") from error
-    is_whole = all(type(number) is int and number >= 0 for number in counts)
-    if not is_whole or any(len(leaf) < counts[0] for leaf in rows):
-        raise DataError("it has no state of a loader: its counts are invalid")
-    return LoaderState(state, rows, counts[0], counts[1], has_ended)
-
-
-def _encoded(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
-    """Encode a value for JSON; values that JSON lacks are tagged.
-
-    Args:
-        value: Part of a state.
-        tensors: The tensors and arrays in the value are added.
-        where: Name of the part in error messages.
-
-    Raises:
-        DataError: The value is of another type.
-    """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    items: Any = []
-    if isinstance(value, (list, tuple)):
-        items = [_encoded(v, tensors, f"{where}[{i}]") for i, v in enumerate(value)]
-        if type(value) is list:
-            return items
-        kind = "tuple"
-    elif isinstance(value, dict):
-        kind = "dict"
-        for key, element in value.items():
-            pair = [_encoded(key, tensors, where)]
-            items.append([*pair, _encoded(element, tensors, f"{where}[{key!r}]")])
-    elif isinstance(value, bytes):
-        kind, items = "bytes", base64.b64encode(value).decode()
-    elif isinstance(value, (Tensor, np.ndarray, np.number, np.bool_)):
-        kinds = {Tensor: "tensor", np.ndarray: "array"}
-        kind = next((k for t, k in kinds.items() if isinstance(value, t)), "scalar")
-        items = str(len(tensors))
-        tensors[items] = torch.as_tensor(value).detach().cpu().clone()
-    else:
-        raise DataError(
-            f"`x` keeps a state, so that a run can be resumed, and {where} in it is a "
-            f"{type(value).__name__}, which no checkpoint can hold. Use numbers, text, "
-            "bytes, tensors and arrays, in lists, tuples and dicts."
-        )
-    return {_TAG: kind, "items": items}
-
-
-def _decoded(value: Any, tensors: dict[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_decoded(element, tensors) for element in value]
-    if not isinstance(value, dict):
-        return value
-    kind, items = value[_TAG], value["items"]
-    if kind == "tuple":
-        return tuple(_decoded(items, tensors))
-    if kind == "dict":
-        return {_decoded(k, tensors): _decoded(v, tensors) for k, v in items}
-    if kind == "bytes":
-        return base64.b64decode(items)
-    tensor = tensors[f"state/{items}"]
-    if kind == "tensor":
-        return tensor.clone()
-    return tensor.numpy().copy() if kind == "array" else tensor.numpy()[()]
-
-
-class StreamState(NamedTuple):
-    """The state of a pass over a stream, from which another process can continue.
-
-    A `Position` counts calls. A `StreamState` counts the batches that the stream has
-    returned, and has the random states that are needed to draw them again. A `Place`
-    contains both.
-
-    The batches of most streams are drawn again and dropped, all but the last. Samplers
-    and transforms draw random numbers, and so may other code between two batches. Of
-    the dropped batches only the order matters, so two random states are enough: at the
-    beginning of the pass and before the last batch.
-
-    Attributes:
-        num_batches: Number of batches that the pass has drawn.
-        at_start: Random states when the pass began; empty before the first pass.
-        at_last: Random states before the last batch was drawn.
-        loader: State of a loader that has a `state_dict`, so that no batch is drawn
-            again; None for other streams.
-    """
-
-    num_batches: int
-    at_start: RandomState
-    at_last: RandomState
-    loader: LoaderState | None = None
 
 
 class Pass:
@@ -421,8 +261,8 @@ class StreamSource(Source):
                 "the attribute is_divided = True; otherwise have it shuffle with the "
                 "same seed everywhere."
             )
-        if self._processes.is_first and self.divided_loader is None:
-            warn(
+        if self.divided_loader is None:
+            warn_once(
                 f"Each of the {self._processes.count} processes reads all of "
                 f"`{self.name}` and keeps its share of every batch. Have the dataset "
                 "give each process a part, by ipufit.distributed.get_process_info() in "

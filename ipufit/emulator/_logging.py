@@ -72,6 +72,12 @@ class _StandardError(logging.StreamHandler):  # type: ignore[type-arg]
         super().emit(record)
 
 
+def _is_new(record: logging.LogRecord) -> bool:
+    """Whether torchrun's first process doesn't log the same; PopTorch logs in each."""
+    rank = os.environ.get("RANK") if "TORCHELASTIC_RUN_ID" in os.environ else None
+    return rank in (None, "0") or str(record.msg).startswith("Process %d")
+
+
 def start_logging() -> None:
     """Log to standard error from level `POPTORCH_LOG_LEVEL` on, by default WARN.
 
@@ -80,5 +86,6 @@ def start_logging() -> None:
     if not logger.handlers:
         handler = _StandardError()
         handler.setFormatter(_Formatter())
+        handler.addFilter(_is_new)
         logger.addHandler(handler)
         setLogLevel(os.environ.get("POPTORCH_LOG_LEVEL") or "WARN")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
+import functools
 import io
 import json
 import os
@@ -1508,6 +1509,15 @@ def _check_groupings(groupings: Mapping[str, Grouping], options: Options) -> Non
         )
 
 
+@functools.lru_cache(maxsize=None)  # PopTorch: for each executor
+def _warn_of_no_cache(count: int) -> None:
+    logger.warning(
+        "Options.enableExecutableCaching isn't set: on a pod each of the %d "
+        "processes would compile the model for itself.",
+        count,
+    )
+
+
 def _check_executable_cache(options: Options, folder: str | None) -> None:
     """Log that nothing is cached if caching is on, and check a shared folder.
 
@@ -1520,11 +1530,7 @@ def _check_executable_cache(options: Options, folder: str | None) -> None:
     count = options.Distributed.numProcesses
     if folder is None:
         if count > 1 and options.Distributed.processId == 0:  # PopTorch: in each
-            logger.warning(
-                "Options.enableExecutableCaching isn't set: on a pod each of the %d "
-                "processes would compile the model for itself.",
-                count,
-            )
+            _warn_of_no_cache(count)
         return
     logger.info(
         "Executable caching is on, but there are no executables: the emulator "

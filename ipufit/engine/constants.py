@@ -1,7 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python values that are compiled into a program, because its code read them.
+"""What is compiled into a program as a constant, and what a change of it means.
 
-`ReadableValues` collects these values. It begins at the module, the losses and the
+The constants are Python values that the program's code read (`BakedInValues`), and
+which parts of the module are frozen or in eval mode (`TrainedParts`). If one of them
+changes between two runs, the next run gets another program (`Executors._find`). If one
+changes within a run, the next call is refused (`Program.check`). Losses, metrics and
+constant values of the optimizer are settings, in `TrainingSpec.key`. 0-d buffers are
+inputs of a program (`weights.py`). `trace_checks.py` warns of random numbers that the
+trace itself draws.
+
+`ReadableValues` collects the Python values. It begins at the module, the losses and the
 metrics, and follows submodules, hooks, containers and functions. Of a function it
 follows the globals, closure variables and defaults; of an object the attributes that
 some code names (`co_names`). A comparison only checks whether each object is still at
@@ -25,16 +33,20 @@ import sys
 import sysconfig
 import types
 import zlib
+from itertools import repeat
+from operator import attrgetter
 from types import CodeType
 from typing import Any, Callable, Iterable, Iterator, Mapping, Tuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
+from ipufit._modules import modules_of, parameters_of, path_of, weights_of
 from ipufit.engine.objective import Objective, StepFunction
 from ipufit.engine.trace_checks import warn_of_baked_in
-from ipufit.engine.weights import checksum, is_counted, unfetched, weights_of
+from ipufit.engine.weights import checksum, is_counted, unfetched
 from ipufit.errors import ConfigError
 from ipufit.metrics import StreamedMetric
 
@@ -556,6 +568,58 @@ class BakedInValues:
             return self._called() != self._result
         finally:
             owner[key] = now
+
+
+class TrainedParts:
+    """The parts of a module that a program trains, and their modes.
+
+    Example:
+        >>> module = torch.nn.Linear(2, 1)
+        >>> parts = TrainedParts(module)
+        >>> _ = module.bias.requires_grad_(False)
+        >>> parts == TrainedParts(module)
+        False
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module, self._parts = module, modules_of(module)
+        self._weights = parameters_of(module)
+        self._before = self._now()
+
+    def _now(self) -> list[bool]:
+        """Return the parts' modes, and whether each parameter requires a gradient.
+
+        No weight is fetched from a device.
+        """
+        modes = list(map(attrgetter("training"), self._parts))
+        if not modes[0]:  # in eval mode as a whole, nothing is frozen
+            modes = [True] * len(modes)
+        with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
+            named = repeat("requires_grad")
+            read = object.__getattribute__
+            return [*modes, *map(read, self._weights, named)]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TrainedParts) and other._before == self._before
+
+    def check(self) -> None:
+        """Refuse to go on if a part was frozen or unfrozen.
+
+        Raises:
+            ConfigError: A part has changed; the message names it.
+        """
+        now = self._now()
+        if now == self._before:
+            return
+        at = next(i for i, new in enumerate(now) if new != self._before[i])
+        what = "in train mode" if at < len(self._parts) else "trained"
+        was, now_is = ("not ", "") if now[at] else ("", "not ")
+        name = path_of(self._module, [*self._parts, *self._weights][at])
+        raise ConfigError(
+            f"{name or 'module'} was {was}{what} when the model was compiled and is "
+            f"{now_is}now: the program goes on as it was compiled. Freeze and unfreeze "
+            "between fits."
+        )
 
 
 def _name(function: Any) -> str:

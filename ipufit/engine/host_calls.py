@@ -30,6 +30,7 @@ from torch.nn.parameter import Parameter, UninitializedBuffer, UninitializedPara
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ipufit._modules import modules_of, parameters_of, path_of, weights_of
 from ipufit._tree import leaves_of, tree_map
 from ipufit.data.datasets import Source
 from ipufit.data.random_state import HostRandomState
@@ -45,7 +46,7 @@ from ipufit.engine.objective import (
 from ipufit.engine.precision import change_types
 from ipufit.engine.step import Step, call_module, results_of
 from ipufit.engine.trace_checks import PLAIN, ResultsNoted, tensors_of
-from ipufit.engine.weights import checksum, is_counted, mode, unfetched, weights_of
+from ipufit.engine.weights import checksum, is_counted, mode, unfetched
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.metrics import FunctionMetric, Metric
 from ipufit.metrics.base import MeanMetric, call_by_rows
@@ -121,11 +122,14 @@ def lazy_layers(module: torch.nn.Module) -> list[str]:
     For the module itself it is the class. Only types of weights are read: reading a
     weight that PopTorch trains fetches all weights from the device.
     """
+    lazy = UninitializedBuffer, UninitializedParameter
+    if not any(issubclass(kind, lazy) for kind in {*map(type, weights_of(module))}):
+        return []
     return [
-        name or type(module).__name__
-        for name, layer in module.named_modules()
+        path_of(module, layer) or type(module).__name__
+        for layer in modules_of(module)
         if any(
-            issubclass(type(tensor), (UninitializedBuffer, UninitializedParameter))
+            issubclass(type(tensor), lazy)
             for tensors in (layer._parameters, layer._buffers)
             for tensor in tensors.values()
         )
@@ -607,7 +611,7 @@ def num_weights(module: torch.nn.Module) -> int:
         >>> num_weights(torch.nn.Linear(3, 2))
         8
     """
-    shapes = [unfetched(weight, "shape") for weight in module.parameters()]
+    shapes = [unfetched(weight, "shape") for weight in parameters_of(module)]
     return sum(math.prod(shape) for shape in shapes)
 
 

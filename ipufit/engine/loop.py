@@ -4,21 +4,12 @@
 Output modes `Final` and `EveryN` return some micro-batches only. Targets are cut to
 their rows, and every report says how many rows it covers (PopTorch user guide,
 "Efficient data batching").
-
-Events that depend on a clock, a signal or a callback of one process must take effect in
-all processes at the same call. Processes exchange them after calls that all of them
-know: after each call if a callback listens to calls; else every n calls, where process
-0 makes n calls in a tenth of a second.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import signal
-import threading
-import time
-import zlib
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TypeVar
@@ -29,17 +20,16 @@ from torch import Tensor
 from ipufit._poptorch import poptorch
 from ipufit._signals import uninterrupted
 from ipufit._tree import leaves_of, map_tensors, tree_map
-from ipufit.batching import BatchPlan
+from ipufit.batching import BatchPlan, Choice
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches, pad
 from ipufit.data.random_state import HostRandomState, set_random_state
 from ipufit.data.streams import StreamSource
 from ipufit.data.structure import Labels
-from ipufit.distributed import Processes, exchanges_off
+from ipufit.distributed import warn_once
 from ipufit.engine.host_calls import refuse_sums
 from ipufit.engine.metric_state import (
     MetricState,
-    RunningSums,
     Scalars,
     vector_of,
     widened_all,
@@ -60,6 +50,7 @@ from ipufit.engine.program import (
 )
 from ipufit.engine.rows import RowBuffer, Rows, check_rows, cut, returned_rows
 from ipufit.engine.step import CountsMissingError, Packing
+from ipufit.engine.stopping import EvictedError, ProcessSync
 from ipufit.engine.weights import mode
 from ipufit.errors import (
     ConfigError,
@@ -70,152 +61,10 @@ from ipufit.errors import (
     warn,
 )
 from ipufit.optimizers import Optimization, WeightAverage
-from ipufit.planning.choices import Choice
-from ipufit.state import EVICTING_SIGNALS, RunState, Stop, awaited, span
+from ipufit.state import RunState, awaited, span
 from ipufit.types import Logs
 
 T = TypeVar("T")
-
-
-_SECONDS_BETWEEN = 0.1
-_MOST_CALLS = 1000
-
-
-class ProcessSync:
-    """Chooses the calls after which processes exchange metrics and requests.
-
-    A single process needs no exchange.
-
-    Args:
-        processes: The processes of the run.
-        hooks: Callbacks of the run.
-        run: State of the run.
-        hook: Names of the hooks for calls.
-        facts: Returns values that must be equal in all processes, such as learning
-            rates; None if there are none.
-
-    Attributes:
-        is_heard: Whether a callback of any process listens to every call.
-        ends_evaluation: Whether an evaluation ends after the present call, in all
-            processes.
-        ends_prediction: Whether a prediction ends after the present call, in all
-            processes.
-    """
-
-    def __init__(
-        self,
-        processes: Processes,
-        hooks: CallbackList,
-        run: RunState,
-        *hook: str,
-        facts: Callable[[], object] | None = None,
-    ) -> None:
-        self._processes = processes
-        self._are_several = processes.are_several
-        self._hooks = hooks
-        self._run = run
-        self._facts = facts
-        self.ends_evaluation = self.ends_prediction = False
-        self._last_seconds, self._last_calls = time.perf_counter(), 0
-        self._calls = 0
-        self._next = self._interval = 1  # calls are counted from 1
-        self.is_heard = hooks.hears(*hook)
-        if self._are_several:
-            # All must exchange at the same calls, so one listener counts for all.
-            self.is_heard = any(processes.gathered(self.is_heard))
-
-    @property
-    def _is_due(self) -> bool:
-        return self.is_heard or self._calls + 1 >= self._next
-
-    def running(
-        self, metrics: MetricState, more: Callable[[], Tensor | None] = lambda: None
-    ) -> Logs:
-        """Return the metrics so far, over all processes; empty if not needed now.
-
-        Args:
-            metrics: Loss and metrics of this process's samples.
-            more: Returns a vector to include that isn't added to the metrics yet.
-        """
-        if not self._are_several:
-            is_wanted = self.is_heard or self._hooks.are_displays_due()
-            return metrics.running(metrics.sums(more())) if is_wanted else {}
-        if not self._is_due:
-            return {}
-        everyone = self._processes.gathered(metrics.sums(more()))
-        return metrics.running(RunningSums.joined(everyone))
-
-    def sync(self) -> None:
-        """Exchange requests to end a run, if an exchange is due.
-
-        Called after each call.
-        """
-        if not self._are_several or self._is_due:
-            self.sync_now()
-            self._next = self._calls + 1 + self._interval
-        self._calls += 1
-
-    def sync_now(self) -> None:
-        """Exchange requests to end a run, so that they take effect in all processes."""
-        run, processes = self._run, self._processes
-        if not self._are_several:
-            self.ends_evaluation = run.stop_evaluating
-            self.ends_prediction = run.stop_predicting
-            run.ending = run.request
-            return
-        facts = None if self._facts is None else self._facts()
-        digest = zlib.crc32(repr(facts).encode())
-        wishes = [
-            run.ending is None and run.stop_reason is not None,
-            run.ending is None and run.told_by is not None,
-            run.stop_evaluating,
-            run.stop_predicting,
-            self._next_interval() if processes.is_first else 0,
-            digest,
-        ]
-        wanted = processes.summed(torch.tensor(wishes, dtype=torch.int64)).tolist()
-        stops, evictions, evaluating, predicting, self._interval, digests = wanted
-        if digests != digest * processes.count:
-            raise ConfigError(
-                "The learning rates, or other numbers of the optimizer, are not the "
-                f"same in all processes; in process {processes.index} they are "
-                f"{facts}. Give compile() the same optimizer and schedule in each, and "
-                "fit() the same callbacks."
-            )
-        if stops:
-            reasons = processes.gathered(run.stop_reason)
-            run.ending = Stop(next(reason for reason in reasons if reason is not None))
-        elif evictions:
-            run.ending = Stop("", is_eviction=True)
-        self.ends_evaluation = bool(evaluating)
-        self.ends_prediction = bool(predicting)
-
-    def _next_interval(self) -> int:
-        """Return the number of calls in a tenth of a second."""
-        calls, self._last_calls = self._calls - self._last_calls, self._calls
-        if not calls:
-            return self._interval
-        now = time.perf_counter()
-        seconds, self._last_seconds = now - self._last_seconds, now
-        wanted = calls * _SECONDS_BETWEEN / max(seconds, 1e-9)
-        return max(1, min(int(wanted), 2 * self._interval, _MOST_CALLS))
-
-
-def remark_on(choice: Choice | None, unit: str, name: str) -> str:
-    """Describe the size of a call, and why it isn't larger, if ipufit chose it.
-
-    Example:
-        >>> choice = Choice(16, "32 would pad 80 passes to 96")
-        >>> remark_on(choice, "pass", "inference_iterations")
-        '16 passes per call (inference_iterations left open); not more because 32 ...'
-    """
-    if choice is None or not choice.reason:
-        return ""
-    plural = f"{unit}es" if unit.endswith("s") else f"{unit}s"
-    return (
-        f"{choice.value} {unit if choice.value == 1 else plural} per call ({name} left "
-        f"open); not more because {choice.reason}"
-    )
 
 
 @dataclass(eq=False)
@@ -281,7 +130,7 @@ class Training:
     @property
     def remark(self) -> str:
         """Updates of a call and why not more, as text; "" if ipufit didn't choose."""
-        return remark_on(self.choice, "update", "device_iterations")
+        return self.choice.remark("update", "device_iterations") if self.choice else ""
 
     @uninterrupted
     def run(self, call: Call, *, is_scheduled: bool = True) -> None:
@@ -456,7 +305,7 @@ class Inference:
     @property
     def remark(self) -> str:
         """Passes of a call and why not more, as text; "" if ipufit didn't choose."""
-        return remark_on(self.choice, "pass", "inference_iterations")
+        return self.choice.remark("pass", "inference_iterations") if self.choice else ""
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program, with the newest weights."""
@@ -499,7 +348,8 @@ class Inference:
         """
         run.stop_predicting = False
         is_whole = self.batches.structure.rows is not None
-        processes = ProcessSync(run.processes, hooks, run, "on_predict_batch_end")
+        hook = "on_predict_batch_end"
+        sync = ProcessSync(hooks, run, hook, is_stopped=lambda: run.stop_predicting)
         hooks.on_predict_begin({})
         for number, call in enumerate(awaited(self.batches)):
             first = number * self.batches.passes_per_call
@@ -516,8 +366,7 @@ class Inference:
             last = first + self.batches.num_passes(call.num_real_of_all) - 1
             hooks.on_predict_batch_end(last, {"outputs": outputs})
             yield every_row if is_whole and run.processes.are_several else outputs
-            processes.sync()
-            if processes.ends_prediction:
+            if sync.ends_pass():
                 break
         hooks.on_predict_end({})
 
@@ -617,7 +466,8 @@ class Evaluation(Inference):
         self._is_checked = program.evaluated == key
         run.stop_evaluating = False
         hooks.on_test_begin({})
-        processes = ProcessSync(run.processes, hooks, run, "on_test_batch_end")
+        hook = "on_test_batch_end"
+        sync = ProcessSync(hooks, run, hook, is_stopped=lambda: run.stop_evaluating)
         for number, call in enumerate(awaited(self.batches)):
             first = number * self.batches.passes_per_call
             hooks.on_test_batch_begin(first, {})
@@ -626,10 +476,9 @@ class Evaluation(Inference):
                 # Unfit targets fail now, and metrics get names.
                 self._sums_of_waiting()
             last = first + self.batches.num_passes(call.num_real_of_all) - 1
-            logs = processes.running(self.metrics, self._sums_of_waiting)
+            logs = sync.running(self.metrics, self._sums_of_waiting)
             hooks.on_test_batch_end(last, self.named(logs))
-            processes.sync()
-            if processes.ends_evaluation or _is_evicted(run):
+            if sync.ends_pass():
                 break
         self._count_waiting()
         self.metrics.gather()
@@ -638,10 +487,12 @@ class Evaluation(Inference):
         run.metrics = outer
         return logs
 
-    def names(self) -> set[str]:
+    def names(self, trained: MetricState) -> set[str]:
         """Return the metrics' names that are known before the first call."""
-        names = {one.full_name for one in self.metrics.objective.metrics}
-        return {"loss", *names, *self.program.step.findings.packing.names}
+        names, parts = {"loss"}, trained.parts
+        for one in self.metrics.objective.metrics:
+            names.update(parts.get(one.full_name, [one.full_name]))
+        return {*names, *self.program.step.findings.packing.names}
 
     def named(self, of_metrics: Mapping[str, T]) -> dict[str, T]:
         """Prefix the names of metrics with the name of the set."""
@@ -812,9 +663,9 @@ class Validations:
         for validation in self.sets:
             validation.batches.close()
 
-    def names(self) -> list[tuple[str, set[str]]]:
+    def names(self, trained: MetricState) -> list[tuple[str, set[str]]]:
         """Return the prefix of each set, and the names of its metrics."""
-        return [(validation.prefix, validation.names()) for validation in self.sets]
+        return [(each.prefix, each.names(trained)) for each in self.sets]
 
     def directions(self, trained: MetricState) -> dict[str, str]:
         """Return the better direction of each metric, those of training included."""
@@ -859,7 +710,7 @@ class Validations:
         for validation in self.sets:
             validation.prepare(display)
             logs.update(validation.run(hooks, run))
-            if before is not None and _is_evicted(run):
+            if before is not None and run.is_evicted:
                 for stream, first_pass in zip(streams, first_passes):
                     stream.load_state_dict(first_pass, is_due=True)
                 set_random_state(before.tensors(), generators)
@@ -908,7 +759,7 @@ def train(
             _warn_if_not_finite(training, run, first)
             logs = sync.running(training.metrics)
             hooks.on_train_batch_end(first + updates - 1, logs)
-            if _handle_requests(run, sync.sync):
+            if sync.ends_fit():
                 break
             # Before the next call is taken from the data: a run that is saved meanwhile
             # goes on with the validation.
@@ -927,79 +778,8 @@ def train(
         with uninterrupted:
             run.end_epoch(logs)
             training.optimization.end_epoch()
-        if _handle_requests(run, sync.sync_now):
+        if sync.ends_fit(is_due=True):
             break
-
-
-class EvictedError(Exception):
-    """Raised if the process was told to end; another one will resume the epoch."""
-
-
-@contextlib.contextmanager
-def ended_in_order(
-    training: Training, hooks: CallbackList, run: RunState
-) -> Iterator[None]:
-    """Handle interrupts of the loop inside the context.
-
-    On Ctrl-C `on_train_end` gets the metrics of the last complete epoch, and the IPUs
-    are released; then the interrupt continues. SIGTERM and SIGUSR1 tell the run of an
-    eviction, if a callback saves then, and only the loop ends. Python handles signals
-    in the main thread only.
-
-    Args:
-        training: The training of the loop, whose IPUs are released.
-        hooks: Callbacks of the run.
-        run: State of the run.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    before: dict[Any, Any] = {}
-    if run.heeds_eviction and is_main:
-        for name in EVICTING_SIGNALS:
-            number = getattr(signal, name, None)  # Windows hasn't all of them
-            if number is not None:
-                before[number] = signal.signal(
-                    number, lambda *_, name=name: run.stop(name, is_eviction=True)
-                )
-    try:
-        try:
-            yield
-        finally:
-            for number, own in before.items():
-                # None is a handler that wasn't installed from Python.
-                signal.signal(number, signal.SIG_DFL if own is None else own)
-    except EvictedError:
-        pass
-    except KeyboardInterrupt:
-        run.ending = Stop("interrupted")
-        with exchanges_off():  # other processes are elsewhere
-            hooks.on_train_end(dict(run.logs))
-            training.executors.detach()
-        raise
-
-
-def _is_evicted(run: RunState) -> bool:
-    return run.ending is not None and run.ending.is_eviction
-
-
-def _handle_requests(run: RunState, sync: Callable[[], None]) -> bool:
-    """Exchange requests between processes, save the run if requested, maybe end it.
-
-    Args:
-        run: State of the run.
-        sync: Exchanges requests between processes.
-
-    Returns:
-        Whether the run ends now.
-
-    Raises:
-        EvictedError: The process was told to end, and the run was saved.
-    """
-    run.act()
-    sync()
-    if _is_evicted(run):
-        run.evict()
-        raise EvictedError
-    return run.ending is not None
 
 
 def _check_length(training: Training, run: RunState) -> None:
@@ -1008,12 +788,11 @@ def _check_length(training: Training, run: RunState) -> None:
     if batches.ran_out:
         updates = run.calls * training.plan.device_iterations
         ending = "Training ends." if batches.is_spent else "The next begins anew."
-        if run.processes.is_first:
-            warn(
-                f"The data ran out after {updates} updates of epoch {run.epoch + 1}, "
-                f"fewer than steps_per_epoch asks for. {ending}",
-                DataRanOutWarning,
-            )
+        warn_once(
+            f"The data ran out after {updates} updates of epoch {run.epoch + 1}, "
+            f"fewer than steps_per_epoch asks for. {ending}",
+            DataRanOutWarning,
+        )
         if batches.is_spent:
             run.stop("the data ran out")
     elif not run.calls:

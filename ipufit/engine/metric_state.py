@@ -35,7 +35,7 @@ from ipufit.engine.objective import (
 )
 from ipufit.errors import ConfigError, DataError, UnsupportedError
 from ipufit.metrics import Metric, StreamedMetric, detached, flat, in_float32
-from ipufit.metrics.base import naming_targets
+from ipufit.metrics.base import named_figures, naming_targets
 from ipufit.metrics.target_means import unknown_number
 from ipufit.types import Logs
 
@@ -213,12 +213,22 @@ class MetricSums(NamedTuple):
         size: Number of its sums; 0 for a streamed metric.
         result: Computes the metric's value from its sums; None for a mean over samples.
         direction: `"max"` or `"min"` if larger or smaller values are better.
+        has_parts: Whether the result is a dict of numbers, each with a key of its own.
     """
 
     name: str
     size: int
-    result: Callable[[Tensor], float] | None
+    result: Callable[[Tensor], Any] | None
     direction: str | None
+    has_parts: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """Keys of its numbers in logs."""
+        if not self.has_parts or self.result is None:
+            return [self.name]
+        nothing = torch.zeros(self.size, dtype=torch.float64)
+        return list(named_figures(self.name, self.result(nothing)))
 
 
 def vector_of(
@@ -264,7 +274,8 @@ def vector_of(
             sums.append(flat(bound.add(outputs, labels, mask)))
             size = sums[-1].numel()
         result = informed.result if size else None
-        entries.append(MetricSums(bound.name, size, result, informed.direction))
+        entry = MetricSums(bound.name, size, result, informed.direction)
+        entries.append(entry._replace(has_parts=informed.has_parts))
     if mask is None:
         device = next((term.total.device for term, _ in terms.values()), None)
         count = torch.full((1,), float(rows), device=device)
@@ -324,9 +335,9 @@ class MetricState:
         Raises:
             ConfigError: Two metrics have the same name.
         """
-        if self._extra:
-            _refuse_twins([*(entry.name for entry in entries), *self._extra])
         self._entries = entries
+        if self._extra or any(entry.has_parts for entry in entries):
+            _refuse_twins([*self.names, *self._extra])
         self._metrics = tuple(
             bound._replace(metric=output_metric.metric)
             for bound, output_metric in zip(metrics, self.objective.metrics)
@@ -338,7 +349,12 @@ class MetricState:
     @property
     def names(self) -> list[str]:
         """Names of the metrics in a traced program."""
-        return [entry.name for entry in self._entries]
+        return [name for entry in self._entries for name in entry.names]
+
+    @property
+    def parts(self) -> dict[str, list[str]]:
+        """Names of each metric's numbers in a traced program."""
+        return {entry.name: entry.names for entry in self._entries}
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values, from which a resumed epoch can continue.
@@ -425,7 +441,9 @@ class MetricState:
             rows: Returns outputs, whose values don't matter, and the labels of the
                 rows.
         """
-        if self._refusal is not None or not math.isnan(vectors.sum()):
+        if not self._metrics or self._refusal is not None:
+            return
+        if not math.isnan(vectors.sum()):
             return
         self._refusal = ""  # the NaN may be of a loss
         outputs, labels = rows()
@@ -512,7 +530,7 @@ class MetricState:
         streamed = {name: metric.result() for name, metric in self._streams.items()}
         forgotten = dict.fromkeys(self._forgotten, 0.0)
         values = {**forgotten, **self._summed(self.sums()), **streamed}
-        order = ("loss", *(entry.name for entry in self._entries), *values)
+        order = ("loss", *self.names, *values)
         return {name: values[name] for name in order if name in values}
 
     @property
@@ -557,11 +575,12 @@ class MetricState:
                     continue
                 of_entry = sums.vector[at : at + entry.size]
                 at += entry.size
-                values[entry.name] = (
+                value = (
                     _quotient(float(of_entry[0]), count)
                     if entry.result is None
                     else entry.result(of_entry)
                 )
+                values.update(named_figures(entry.name, value))
         extra = {name: _quotient(*pair) for name, pair in sums.extra.items()}
         if "loss" in extra:
             values = {"loss": extra.pop("loss"), **values}
@@ -570,7 +589,9 @@ class MetricState:
     @property
     def directions(self) -> dict[str, str]:
         """Return `"max"` or `"min"` for each metric that has a direction."""
-        directions = {entry.name: entry.direction for entry in self._entries}
+        directions = {
+            n: entry.direction for entry in self._entries for n in entry.names
+        }
         directions.setdefault("loss", "min")
         return {name: way for name, way in directions.items() if way is not None}
 

@@ -26,6 +26,7 @@ from ipufit._arguments import check_number, shown
 from ipufit._poptorch import poptorch
 from ipufit._tree import is_record, leaves_of, map_tensors, parts_of, without
 from ipufit.data.structure import Labels
+from ipufit.distributed import warn_once
 from ipufit.engine.trace_checks import Divisions, Misuse, ResultsNoted
 from ipufit.errors import (
     ConfigError,
@@ -33,7 +34,6 @@ from ipufit.errors import (
     IpufitError,
     IpufitWarning,
     UnsupportedError,
-    warn,
 )
 from ipufit.losses import Loss, LossTerms, resolve_loss, smoothed
 from ipufit.metrics import (
@@ -921,7 +921,7 @@ class BoundObjective(NamedTuple):
                 raise ConfigError(message)
             if message not in self.warned:  # as torch has it, and hardly meant
                 self.warned.add(message)
-                warn(message, IpufitWarning)
+                warn_once(message, IpufitWarning)
 
 
 def _own_terms(loss: Tensor, rows: int, share: Tensor | None) -> LossTerms:

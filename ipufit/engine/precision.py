@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
+from ipufit._modules import weights_of
 from ipufit._tree import map_tensors
 from ipufit.config import IPUConfig
 from ipufit.engine.weights import (
@@ -24,7 +25,6 @@ from ipufit.engine.weights import (
     deep_copied,
     plain_class,
     unfetched,
-    weights_of,
 )
 from ipufit.errors import (
     ConfigError,

@@ -35,6 +35,7 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ipufit import _env
+from ipufit._modules import weights_of
 from ipufit._poptorch import poptorch, survey
 from ipufit._signals import uninterrupted
 from ipufit.batching import BatchPlan
@@ -42,7 +43,7 @@ from ipufit.callbacks import ProgressDisplay
 from ipufit.config import IPUConfig
 from ipufit.data.structure import SampleStructure
 from ipufit.distributed import Processes
-from ipufit.engine.constants import BakedInValues
+from ipufit.engine.constants import BakedInValues, TrainedParts
 from ipufit.engine.host_calls import HostProgram
 from ipufit.engine.metric_state import Scalars
 from ipufit.engine.objective import Computation, Objective
@@ -64,7 +65,6 @@ from ipufit.engine.weights import (
     Fingerprint,
     HostValue,
     MovedOnDeviceError,
-    TrainedParts,
     Wrappers,
     check_values,
     checksum,
@@ -75,7 +75,6 @@ from ipufit.engine.weights import (
     remember_classes,
     remove_wrappers,
     restore_exact,
-    weights_of,
 )
 from ipufit.errors import ConfigError, DataError, IpufitError, IpufitWarning
 from ipufit.optimizers import Optimization, OptimizerValues
@@ -677,7 +676,8 @@ class Executors:
             ConfigError: A value that is compiled into the program has changed.
         """
         self._take_over()  # a callback may have trained another model
-        self.take_back()
+        if self._has_lent:
+            self.take_back()
         program.check()
         if program is not self._trainer:  # another run had a program of its own
             self._leave_training()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ipufit._modules import weights_of
 from ipufit._poptorch import operator_rules, poptorch
 from ipufit._tree import Structure, leaves_of, map_tensors
 from ipufit.batching import most_stages
@@ -60,7 +61,6 @@ from ipufit.engine.weights import (
     mode,
     replaced_by_inputs,
     user_name,
-    weights_of,
 )
 from ipufit.errors import (
     ConfigError,

@@ -34,9 +34,11 @@ from torch.nn.modules import module as _torch_modules
 from torch.nn.modules.adaptive import AdaptiveLogSoftmaxWithLoss, _ASMoutput
 from torch.overrides import TorchFunctionMode
 
+from ipufit._modules import modules_of, parameters_of, path_of
 from ipufit._poptorch import operator_rules, poptorch
 from ipufit._tree import attribute_names
 from ipufit.batching import BatchPlan
+from ipufit.distributed import warn_once
 from ipufit.engine.weights import trained_modes, unfetched, user_name
 from ipufit.errors import (
     BakedInWarning,
@@ -45,7 +47,6 @@ from ipufit.errors import (
     IpufitWarning,
     OtherNumbersWarning,
     UnsupportedError,
-    warn,
 )
 
 _LIBRARIES = tuple(
@@ -312,7 +313,7 @@ class TraceChecks(TorchFunctionMode):
                 NaN, or no randomness.
         """
         for message in self._grave:
-            warn(message, OtherNumbersWarning)
+            warn_once(message, OtherNumbersWarning)
         before = self._generators
         drawn = [name for name, state in _generators().items() if state != before[name]]
         if drawn:
@@ -334,7 +335,7 @@ class TraceChecks(TorchFunctionMode):
         counted = self.increments() if self._is_training else {}
         lost = [user_name(name) for name in self._written if name not in counted]
         if lost:
-            warn(
+            warn_once(
                 f"forward changes {', '.join(lost)}: PopTorch compiles buffers of "
                 "whole numbers in as constants, so they stay as they are on the host, "
                 "and evaluate() and predict() see no change. Use float32 buffers for "
@@ -568,7 +569,7 @@ class ResultsNoted(TorchFunctionMode):
         line = user_line()
         if self._warns and line not in _WARNED:
             _WARNED.add(line)
-            warn(
+            warn_once(
                 f"Using a target size ({tuple(targets.shape)}) that is different to "
                 f"the input size ({tuple(outputs.shape)}), in {line}. This will likely "
                 "lead to incorrect results due to broadcasting. Please ensure they "
@@ -592,7 +593,7 @@ def warn_of_misuses(misuses: Iterable[Misuse]) -> None:
     for misuse in misuses:
         if misuse.line not in _WARNED and misuse.function != "log_softmax":
             _WARNED.add(misuse.line)
-            warn(
+            warn_once(
                 f"{misuse.function}() takes {misuse.taken}, and gets what a "
                 f"{misuse.squashing} gives, probabilities, in {misuse.line}: leave the "
                 f"{misuse.squashing} out before it, or take a loss of probabilities.",
@@ -626,13 +627,15 @@ def refuse_gradient_hooks(modules: Iterable[torch.nn.Module]) -> None:
         if getattr(_torch_modules, f"_global{name}", None):
             raise _hooked("All modules have a backward hook")
     for module in modules:
-        for path, part in module.named_modules():
+        for part in modules_of(module):
             if any(getattr(part, name, None) for name in _HOOKS_OF_MODULES):
+                path = path_of(module, part)
                 what = f"The module {path!r}" if path else f"{type(part).__name__}"
                 raise _hooked(f"{what} has a backward hook")
-        for path, weight in module.named_parameters():
-            has_hook = any(unfetched(weight, name, None) for name in _HOOKS_OF_WEIGHTS)
+        for weight in parameters_of(module):
+            has_hook = any(unfetched(weight, n, None) for n in _HOOKS_OF_WEIGHTS)
             if has_hook and unfetched(weight, "requires_grad"):
+                path = path_of(module, weight)
                 raise _hooked(f"The weight {path!r} has a gradient hook")
 
 
@@ -845,7 +848,7 @@ def _generators() -> dict[str, Any]:
 
 def warn_of_baked_in(what: str, why: str) -> None:
     """Warn of code whose result is compiled in as a constant, and say why."""
-    warn(
+    warn_once(
         f"{what}. forward runs once, when the program is compiled: {why}",
         BakedInWarning,
     )

@@ -25,8 +25,6 @@ import inspect
 import types
 import weakref
 import zlib
-from itertools import repeat
-from operator import attrgetter
 from typing import (
     Any,
     Callable,
@@ -46,12 +44,11 @@ from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ipufit.distributed import warn_once
 from ipufit.errors import (
-    ConfigError,
     CopiedModuleWarning,
     IpufitWarning,
     UnsupportedError,
-    warn,
 )
 
 _WRAPPERS = {
@@ -108,7 +105,7 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
     module = unwrap(module)
     if names:
-        warn(
+        warn_once(
             f"The module is trained without {' and '.join(names)}: PopTorch compiles "
             "the whole program, and IPUConfig(replicas=...) sets the replicas.",
             IpufitWarning,
@@ -132,47 +129,6 @@ def user_name(name: str) -> str:
 
 _PLAIN: MutableMapping[Tensor, type[Tensor]] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
 """The class that each weight had before PopTorch saw it."""
-
-
-def modules_of(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return a module and all its submodules, as `module.modules()` orders them.
-
-    torch's generators make some ten calls of Python for each submodule, and a run walks
-    over the module often.
-
-    Example:
-        >>> len(modules_of(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU())))
-        3
-    """
-    modules: dict[torch.nn.Module, None] = {}
-    waiting: list[Any] = [module]
-    while waiting:
-        part = waiting.pop()
-        if part is not None and part not in modules:
-            modules[part] = None
-            waiting += reversed(list(part._modules.values()))
-    return list(modules)
-
-
-def weights_of(module: torch.nn.Module) -> list[Tensor]:
-    """Return parameters, then buffers, without repetition.
-
-    Example:
-        >>> len(weights_of(torch.nn.BatchNorm1d(2)))
-        5
-    """
-    return _collect_tensors(module, "_parameters", "_buffers")
-
-
-def _collect_tensors(module: torch.nn.Module, *attributes: str) -> list[Tensor]:
-    """Return all parameters or buffers of a module, each once."""
-    tensors: dict[int, Tensor] = {}
-    for attribute in attributes:
-        for part in modules_of(module):
-            for tensor in getattr(part, attribute).values():
-                if tensor is not None:
-                    tensors[id(tensor)] = tensor
-    return list(tensors.values())
 
 
 _RAISED = object()
@@ -350,7 +306,7 @@ class Counterparts:
         if all(p is None or _state(p) == before for p, before in alive):
             return
         self._before = []
-        warn(
+        warn_once(
             "The module that was given to IPUModel has been changed since, and what "
             "runs is model.module, a copy of it in the precision that was asked for: "
             "the change doesn't count. Change, load or freeze the weights of "
@@ -709,57 +665,3 @@ def trained_modes(module: torch.nn.Module) -> list[bool]:
         ([True, False], [True, True])
     """
     return [part.training or not module.training for part in module.modules()]
-
-
-class TrainedParts:
-    """The parts of a module that a program trains, and their modes.
-
-    Example:
-        >>> module = torch.nn.Linear(2, 1)
-        >>> parts = TrainedParts(module)
-        >>> _ = module.bias.requires_grad_(False)
-        >>> parts == TrainedParts(module)
-        False
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module, self._parts = module, modules_of(module)
-        self._weights = _collect_tensors(module, "_parameters")
-        self._before = self._now()
-
-    def _now(self) -> list[bool]:
-        """Return the parts' modes, and whether each parameter requires a gradient.
-
-        No weight is fetched from a device.
-        """
-        modes = list(map(attrgetter("training"), self._parts))
-        if not modes[0]:  # in eval mode as a whole, nothing is frozen
-            modes = [True] * len(modes)
-        with DisableTorchFunctionSubclass():  # type: ignore[no-untyped-call,unused-ignore]
-            named = repeat("requires_grad")
-            read = object.__getattribute__
-            return [*modes, *map(read, self._weights, named)]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TrainedParts) and other._before == self._before
-
-    def check(self) -> None:
-        """Refuse to go on if a part was frozen or unfrozen.
-
-        Raises:
-            ConfigError: A part has changed; the message names it.
-        """
-        now = self._now()
-        if now == self._before:
-            return
-        at = next(i for i, new in enumerate(now) if new != self._before[i])
-        what = "in train mode" if at < len(self._parts) else "trained"
-        was, now_is = ("not ", "") if now[at] else ("", "not ")
-        changed = [*self._parts, *self._weights][at]
-        named = [*self._module.named_modules(), *self._module.named_parameters()]
-        name = next((name for name, part in named if part is changed), "")
-        raise ConfigError(
-            f"{name or 'module'} was {was}{what} when the model was compiled and is "
-            f"{now_is}now: the program goes on as it was compiled. Freeze and unfreeze "
-            "between fits."
-        )

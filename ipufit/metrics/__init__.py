@@ -1,34 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: F403 - each file lists its public names once, in its `__all__`
-"""Metrics: values over all samples, computed from exact sums where possible."""
+"""Metrics: values over all samples, computed from exact sums where possible.
+
+`__init__.pyi` lists the names.
+"""
 
 from __future__ import annotations
 
-from . import (
-    base,
-    classification,
-    confusion,
-    correlation,
-    names,
-    probabilistic,
-    ranking,
-    regression,
-    streamed,
-    torchmetrics_adapter,
-)
-from .base import *
-from .classification import *
-from .confusion import *
-from .correlation import *
-from .names import *
-from .probabilistic import *
-from .ranking import *
-from .regression import *
-from .streamed import *
-from .torchmetrics_adapter import *
+from ipufit._lazy import imported_at_first_use
 
-_FILES = (
-    *(base, classification, confusion, correlation, names, probabilistic, ranking),
-    *(regression, streamed, torchmetrics_adapter),
-)
-__all__: list[str] = [name for file in _FILES for name in file.__all__]
+__getattr__, __dir__, __all__ = imported_at_first_use(__name__)

@@ -35,25 +35,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ipufit._arguments import check_number, refuse, shown
+from ipufit._arguments import refuse, shown
 from ipufit._tree import Structure, leaves_of, map_tensors
 from ipufit.errors import ConfigError, DataError
 
 from .target_means import TargetMeans, unknown_number
-
-__all__ = [
-    "FunctionMetric",
-    "Metric",
-    "StreamedMetric",
-    "call_by_rows",
-    "detached",
-    "flat",
-    "in_float32",
-    "mean_sums",
-    "outputs_first",
-    "rows_of",
-    "spread_weights",
-]
 
 _KERAS = ("update_state", "reset_state", "reset_states")
 
@@ -87,8 +73,10 @@ class NamedMetric:
     ignore_index: int | None = None
     has_binary_loss: bool | None = None
     has_probabilities = False
+    has_parts = False
     _default_name: str | None = None
     _from_logits: bool | None = None
+    _is_multi_label = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a class with methods of Keras's metrics."""
@@ -107,6 +95,23 @@ class NamedMetric:
         if self._from_logits is None:
             return not self.has_probabilities
         return self._from_logits
+
+    @property
+    def _has_labels(self) -> bool | None:
+        return self._is_multi_label or self.has_binary_loss
+
+
+def named_figures(name: str, value: Any) -> dict[str, Any]:
+    """Name the values of a metric; those of a dict by the metric's name and their key.
+
+    Example:
+        >>> named_figures("recall", {"0.3": {"0": 1.0, "1": 0.5}})
+        {'recall_0.3_0': 1.0, 'recall_0.3_1': 0.5}
+    """
+    if not isinstance(value, dict):
+        return {name: value}
+    parts = [named_figures(f"{name}_{key}", part) for key, part in value.items()]
+    return {key: part for named in parts for key, part in named.items()}
 
 
 def snake_case(name: str) -> str:
@@ -618,18 +623,16 @@ def score_above(threshold: float, from_logits: bool) -> float:
     """Return the score above which a 1 is predicted: the threshold or its logit.
 
     Args:
-        threshold: A probability.
+        threshold: A probability above 0.
         from_logits: Whether scores are logits; else they are probabilities.
-
-    Raises:
-        ConfigError: The threshold isn't between 0 and 1.
 
     Example:
         >>> score_above(0.5, from_logits=True)
         0.0
     """
-    check_number("threshold", threshold, above=0, below=1)
-    return math.log(threshold / (1 - threshold)) if from_logits else float(threshold)
+    if not from_logits:
+        return float(threshold)
+    return math.log(threshold / (1 - threshold)) if threshold < 1 else math.inf
 
 
 # Shapes -----------------------------------------------------------------------------

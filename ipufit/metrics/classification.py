@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Callable
 
 import torch
 from torch import Tensor
 
-from ipufit._arguments import check_whole
+from ipufit._arguments import check_number, check_whole
 
 from .base import (
     IGNORED_INDEX,
@@ -22,23 +21,14 @@ from .base import (
     classified,
     dense_targets,
     flat,
+    in_float32,
     is_of_bits,
     matched_targets,
     one_hot,
     score_above,
+    weighted,
     zeros_like,
 )
-
-__all__ = [
-    "Accuracy",
-    "BinaryAccuracy",
-    "CategoricalAccuracy",
-    "CategoricalHinge",
-    "SparseCategoricalAccuracy",
-    "SparseTopKCategoricalAccuracy",
-    "TopKAccuracy",
-    "TopKCategoricalAccuracy",
-]
 
 
 class _Share(MeanMetric):
@@ -86,7 +76,8 @@ class BinaryAccuracy(_Share):
         name: str | None = None,
     ) -> None:
         super().__init__(name)
-        self._threshold = score_above(threshold, from_logits=False)
+        check_number("threshold", threshold, above=0, below=1)
+        self._threshold = threshold
         self._from_logits = checked_flag("from_logits", from_logits)
 
     def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
@@ -256,6 +247,26 @@ def squared_hinge(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.square(hinge(outputs, targets))
 
 
+def categorical_hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return `max(0, 1 + highest other score - score of the target's class)`.
+
+    Args:
+        outputs: Scores of classes `[..., C]`.
+        targets: One-hot `[..., C]`.
+
+    Returns:
+        One value per sample. As in Keras, the highest other score is 0 or more.
+
+    Example:
+        >>> categorical_hinge(torch.tensor([[0.25, -2.0]]), torch.tensor([[1, 0]]))
+        tensor([0.7500])
+    """
+    scores, dense = dense_targets(outputs, targets)
+    scores = in_float32(scores)
+    others = weighted(scores, 1.0 - dense).max(dim=-1)[0]
+    return (1.0 + others - weighted(scores, dense).sum(dim=-1)).clamp(min=0.0)
+
+
 class Hinge(MeanMetric):
     """The mean of the hinge losses of 0s and 1s, or of -1s and 1s.
 
@@ -287,16 +298,16 @@ class Hinge(MeanMetric):
 class CategoricalHinge(MeanMetric):
     """The mean of `max(0, 1 + highest other score - score of the target's class)`.
 
-    This is the loss of Crammer and Singer, as in scikit-learn. Keras takes 0 for the
-    highest other score if all other scores are negative.
+    As in Keras, the highest other score is 0 if all other scores are negative. In the
+    loss of Crammer and Singer, which scikit-learn has, it is negative.
 
     Args:
         name: Key in logs.
 
     Example:
         >>> metric = CategoricalHinge()
-        >>> metric.sums(torch.tensor([[0.0, -0.5]]), torch.tensor([0]))
-        tensor([0.5000, 1.0000])
+        >>> metric.sums(torch.tensor([[0.25, 0.5]]), torch.tensor([0]))
+        tensor([1.2500, 1.0000])
     """
 
     ignore_index = IGNORED_INDEX
@@ -304,7 +315,4 @@ class CategoricalHinge(MeanMetric):
 
     def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
         scores, labels, counts = classified(outputs, targets, weights)
-        is_target = one_hot(labels, scores.shape[-1])
-        target = scores.masked_fill(is_target.logical_not(), 0.0).sum(dim=-1)
-        others = scores.masked_fill(is_target, -math.inf).amax(dim=-1)
-        return (1.0 + others - target).clamp(min=0.0), counts
+        return categorical_hinge(scores, one_hot(labels, scores.shape[-1])), counts

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -35,22 +36,6 @@ from .base import (
 _SUMMED = {None: (), "true": (1,), "pred": (0,), "all": (0, 1)}
 """Axes of a confusion matrix that sum to 1, by what `normalize` says."""
 
-__all__ = [
-    "BalancedAccuracy",
-    "ConfusionMatrix",
-    "F1Score",
-    "FBetaScore",
-    "FalseNegatives",
-    "FalsePositives",
-    "IoU",
-    "MeanIoU",
-    "Precision",
-    "Recall",
-    "Specificity",
-    "TrueNegatives",
-    "TruePositives",
-]
-
 
 class Counts(NamedTuple):
     """The confusion matrix of each class: weighted counts `[C]`, float64.
@@ -78,7 +63,8 @@ class ConfusionMetric(Metric):
     Targets of -100 are ignored.
 
     Args:
-        threshold: The probability above which a 1 is predicted.
+        threshold: The probability above which a 1 is predicted, above 0 and up to 1; or
+            a list of them, for a value at each, `precision_0.3` and `precision_0.7`.
         from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
         multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
         name: Key in logs.
@@ -87,18 +73,24 @@ class ConfusionMetric(Metric):
     """
 
     ignore_index = IGNORED_INDEX
+    _value_of_nothing = math.nan
+    _top_k: int | None = None
 
     @suggesting
     def __init__(
         self,
-        threshold: float = 0.5,
+        threshold: float | Sequence[float] = 0.5,
         from_logits: bool | None = None,
         multi_label: bool = False,
         name: str | None = None,
         ignore_class: int | None = None,
     ) -> None:
         super().__init__(name)
-        self._threshold = score_above(threshold, from_logits=False)
+        self._thresholds: list[Any] = [threshold]
+        if isinstance(threshold, (list, tuple)) and threshold:
+            self._thresholds, self.has_parts = list(threshold), True
+        for number in self._thresholds:
+            check_number("threshold", number, above=0, most=1)
         self._from_logits = checked_flag("from_logits", from_logits)
         self._is_multi_label = checked_flag("multi_label", multi_label)
         self._ignored = [IGNORED_INDEX]
@@ -107,55 +99,79 @@ class ConfusionMetric(Metric):
             self._ignored.append(ignore_class)
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Count true and false positives, false and true negatives: `[4 * C]`."""
-        predicted, true, counts = self._marked(outputs, targets, weights)
-        self._check_classes(predicted.shape[-1], outputs.shape)
-        rejected, false = predicted.logical_not(), true.logical_not()
-        pairs = (
-            (predicted, true),
-            (predicted, false),
-            (rejected, true),
-            (rejected, false),
-        )
-        return torch.cat([total_marked(a.logical_and(b), counts) for a, b in pairs])
+        """Count true and false positives, false and true negatives: `[4 * C]`.
+
+        Those of each threshold follow one another.
+        """
+        sums = []
+        for threshold in self._thresholds:
+            predicted, true, counts = self._marked(outputs, targets, weights, threshold)
+            rejected, false = predicted.logical_not(), true.logical_not()
+            pairs = (
+                (predicted, true),
+                (predicted, false),
+                (rejected, true),
+                (rejected, false),
+            )
+            sums += [total_marked(a.logical_and(b), counts) for a, b in pairs]
+        return torch.cat(sums)
 
     def _marked(
-        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None,
+        threshold: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return predictions and targets, bools `[..., C]`, and their weights."""
         has_labels, is_set = self._has_labels, self._is_multi_label
         if is_set or is_of_bits(outputs, targets, has_binary_loss=has_labels):
-            scores, truths, counts = bits(
-                outputs, targets, weights, ignored=self._ignored
-            )
-            least = score_above(self._threshold, self._takes_logits)
-            predicted, true = scores.gt(least), truths.gt(0.5)
-            predicted, true, counts = (
+            scores, truths, counts = (
                 labels_last(part, has_labels=has_labels, is_set=is_set)
-                for part in (predicted, true, counts)
+                for part in bits(outputs, targets, weights, ignored=self._ignored)
             )
-            return predicted, true, counts
+            self._check_classes(scores.shape[-1], outputs.shape)
+            marks = []
+            if threshold is not None:
+                marks.append(scores.gt(score_above(threshold, self._takes_logits)))
+            if self._top_k is not None:
+                marks.append(highest(scores, self._top_k))
+            return functools.reduce(torch.logical_and, marks), truths.gt(0.5), counts
         scores, labels, counts = classified(outputs, targets, weights, self._ignored)
-        num_classes = scores.shape[-1]
-        best = one_hot(scores.argmax(dim=-1), num_classes)
-        spread = counts.unsqueeze(-1).expand(best.shape)
-        return best, one_hot(labels, num_classes), spread
-
-    @property
-    def _has_labels(self) -> bool | None:
-        return self._is_multi_label or self.has_binary_loss
+        self._check_classes(scores.shape[-1], outputs.shape)
+        true = one_hot(labels, scores.shape[-1])
+        best = (
+            one_hot(scores.argmax(dim=-1), scores.shape[-1])
+            if self._top_k is None
+            else highest(scores, self._top_k)
+        )
+        return best, true, counts.unsqueeze(-1).expand(true.shape)
 
     def _check_classes(self, num_classes: int, shape: torch.Size) -> None:
         """Refuse outputs of a shape that doesn't fit the settings."""
 
-    def result(self, sums: Tensor) -> float:
-        """Compute the metric's value from the counts; NaN without samples."""
-        refuse_parts(self.name, sums)
-        if not float(sums.sum()):
-            return float("nan")
-        return self._figure(Counts(*sums.reshape(4, -1)))
+    def result(self, sums: Tensor) -> Any:
+        """Compute the metric's value from the counts; NaN without samples.
 
-    _figure: Callable[[Counts], float]  # of counts that aren't all 0
+        Of several thresholds, or classes without an average, it is a dict of values.
+        """
+        refuse_parts(self.name, sums)
+        values = [
+            self._value(Counts(*table))
+            for table in sums.reshape(len(self._thresholds), 4, -1)
+        ]
+        if len(values) == 1:
+            return values[0]
+        return dict(zip(map(str, self._thresholds), values))
+
+    def _value(self, counts: Counts) -> Any:
+        value = self._figure(counts)
+        if float(torch.stack(counts).sum()):
+            return value
+        nothing = self._value_of_nothing
+        return dict.fromkeys(value, nothing) if isinstance(value, dict) else nothing
+
+    _figure: Callable[[Counts], Any]  # a value, or a dict of several
 
 
 def both_classes(counts: Counts, *, has_labels: bool | None) -> Counts:
@@ -203,16 +219,26 @@ def ratio(part: Tensor, whole: Tensor) -> Tensor:
     return torch.where(whole.gt(0), part.div(whole), torch.zeros_like(part))
 
 
+def highest(scores: Tensor, k: int) -> Tensor:
+    """Mark the `k` highest scores along the last axis; of equal scores the earlier.
+
+    Example:
+        >>> highest(torch.tensor([0.5, 0.1, 0.9, 0.5]), 2)
+        tensor([ True, False,  True, False])
+    """
+    lowest = scores.topk(k, dim=-1)[0][..., -1:]
+    above, equal = scores.gt(lowest), scores.eq(lowest)
+    left = above.to(torch.float32).sum(dim=-1, keepdim=True).neg().add(k)
+    is_left = equal.to(torch.float32).cumsum(dim=-1).le(left)
+    return above.logical_or(equal.logical_and(is_left))
+
+
 class _Count(ConfusionMetric):
     """Base of counts over all classes, which have no `direction`."""
 
     _cell = "tp"
     _default_name = "true_positives"
-
-    def result(self, sums: Tensor) -> float:
-        """Return the count; 0 without samples."""
-        refuse_parts(self.name, sums)
-        return self._figure(Counts(*sums.reshape(4, -1)))
+    _value_of_nothing = 0.0
 
     def _figure(self, counts: Counts) -> float:
         cell: Tensor = getattr(counts, self._cell)
@@ -248,17 +274,21 @@ class ClassScore(ConfusionMetric):
     """A score of each class and their average, as in scikit-learn.
 
     Args:
-        threshold: The probability above which a 1 is predicted.
+        threshold: The probability above which a 1 is predicted, or a list of them, as
+            in `ConfusionMetric`; 0.5 by default, or none with `top_k`.
         average: Average over classes: `"macro"` is the mean, `"weighted"` the mean
             weighted by the number of targets of each class, `"micro"` the score of the
             summed counts. Classes that are neither targets nor predicted are left out.
-            Binary scores aren't averaged.
+            None for a value of each class, `f1_score_0`, `f1_score_1` and so on. Binary
+            scores aren't averaged.
         from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
         multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
         class_id: Index of the only class to score, instead of an average.
         name: Key in logs.
         ignore_class: Targets that don't count, besides -100: 255 or -1 for pixels
             without a class; None for no others.
+        top_k: Number of classes of the highest scores that are predicted for a sample,
+            instead of the highest; of several labels those above the threshold.
     """
 
     direction = "max"
@@ -266,29 +296,37 @@ class ClassScore(ConfusionMetric):
     @suggesting
     def __init__(
         self,
-        threshold: float = 0.5,
-        average: str = "macro",
+        threshold: float | Sequence[float] | None = None,
+        average: str | None = "macro",
         from_logits: bool | None = None,
         multi_label: bool = False,
         class_id: int | None = None,
         name: str | None = None,
         ignore_class: int | None = None,
+        top_k: int | None = None,
     ) -> None:
-        super().__init__(threshold, from_logits, multi_label, name, ignore_class)
+        least = 0.5 if threshold is None else threshold
+        super().__init__(least, from_logits, multi_label, name, ignore_class)
         if class_id is not None:
             check_whole("class_id", class_id)
-        check_choice("average", average, AVERAGES)
+        check_choice("average", average, (*AVERAGES, None))
+        if top_k is not None:
+            check_whole("top_k", top_k, least=1)
+            self._thresholds = [None] if threshold is None else self._thresholds
         self._average = average
         self._class_id = class_id
+        self._top_k = top_k
+        self.has_parts = self.has_parts or average is None
 
     def _check_classes(self, num_classes: int, shape: torch.Size) -> None:
-        if self._class_id is not None and self._class_id >= num_classes:
-            raise DataError(
-                f"{type(self).__name__}(class_id={self._class_id}) got outputs of "
-                f"shape {tuple(shape)}: scores of {num_classes} classes."
-            )
+        for name, last in (("class_id", self._class_id), ("top_k", self._top_k)):
+            if last is not None and last + (name == "class_id") > num_classes:
+                raise DataError(
+                    f"{type(self).__name__}({name}={last}) got outputs of "
+                    f"shape {tuple(shape)}: scores of {num_classes} classes."
+                )
 
-    def _figure(self, counts: Counts) -> float:
+    def _figure(self, counts: Counts) -> Any:
         if self._class_id is not None:
             return float(self._scores(counts)[self._class_id])
         if self._average == "micro":
@@ -296,6 +334,8 @@ class ClassScore(ConfusionMetric):
         scores, true = self._scores(counts), counts.tp + counts.fn
         if len(scores) == 1:
             return float(scores)
+        if self._average is None:
+            return {str(index): score for index, score in enumerate(scores.tolist())}
         if self._average == "weighted":
             return float(ratio(scores.mul(true).sum(), true.sum()))
         present = self._present(counts)
@@ -350,7 +390,7 @@ class FBetaScore(ClassScore):
     """A mean of precision and recall, in which recall counts `beta` times as much.
 
     Args:
-        average: `"macro"`, `"micro"` or `"weighted"`, as in `ClassScore`.
+        average: `"macro"`, `"micro"`, `"weighted"` or None, as in `ClassScore`.
         beta: Weight of recall; 1 if it counts as much as precision.
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
@@ -365,9 +405,9 @@ class FBetaScore(ClassScore):
 
     def __init__(
         self,
-        average: str = "macro",
+        average: str | None = "macro",
         beta: float = 1.0,
-        threshold: float = 0.5,
+        threshold: float | Sequence[float] = 0.5,
         from_logits: bool | None = None,
         multi_label: bool = False,
         class_id: int | None = None,
@@ -388,7 +428,7 @@ class F1Score(FBetaScore):
     """The harmonic mean of precision and recall.
 
     Args:
-        average: `"macro"`, `"micro"` or `"weighted"`, as in `ClassScore`.
+        average: `"macro"`, `"micro"`, `"weighted"` or None, as in `ClassScore`.
         threshold: The probability above which a 1 is predicted.
         from_logits: Whether binary outputs are logits, as in `BinaryAccuracy`.
         multi_label: Whether `[N, C]` or `[N, C, H, W]` are C problems of 0s and 1s.
@@ -408,8 +448,8 @@ class F1Score(FBetaScore):
 
     def __init__(
         self,
-        average: str = "macro",
-        threshold: float = 0.5,
+        average: str | None = "macro",
+        threshold: float | Sequence[float] = 0.5,
         from_logits: bool | None = None,
         multi_label: bool = False,
         class_id: int | None = None,
@@ -547,27 +587,31 @@ class ConfusionMatrix(ConfusionMetric):
         name: str | None = None,
         ignore_class: int | None = None,
     ) -> None:
+        check_number("threshold", threshold, above=0, most=1)
         super().__init__(threshold, from_logits, False, name, ignore_class)
         check_choice("normalize", normalize, _SUMMED)
         self._normalize = normalize
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Sum the weights of each pair of classes: `[C * C]`."""
-        predicted, true, counts = self._marked(outputs, targets, weights)
+        marks = self._marked(outputs, targets, weights, self._thresholds[0])
+        predicted, true, counts = marks
         if predicted.shape[-1] == 1:
             predicted, true = (
                 torch.cat([is_one.logical_not(), is_one], dim=-1)
                 for is_one in (predicted, true)
             )
-        elif self._has_labels:
-            raise DataError(
-                f"ConfusionMatrix got outputs of shape {tuple(outputs.shape)}, which "
-                f"are {predicted.shape[-1]} labels that are each 0 or 1: there is no "
-                "matrix of all of them. Use the counts, such as FalsePositives()."
-            )
         counts = counts[..., :1].expand(true.shape)
         rows = weighted(in_float32(true), counts).flatten(0, -2)
         return flat(rows.t().matmul(in_float32(predicted).flatten(0, -2)))
+
+    def _check_classes(self, num_classes: int, shape: torch.Size) -> None:
+        if num_classes > 1 and self._has_labels:
+            raise DataError(
+                f"ConfusionMatrix got outputs of shape {tuple(shape)}, which are "
+                f"{num_classes} labels that are each 0 or 1: there is no matrix of all "
+                "of them. Use the counts, such as FalsePositives()."
+            )
 
     def result(self, sums: Tensor) -> Any:
         """Return the rows of the matrix; where there are no samples, 0."""

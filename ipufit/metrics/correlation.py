@@ -11,6 +11,9 @@ from typing import Any, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
+from ipufit._arguments import check_choice, check_whole
+from ipufit.errors import suggesting
+
 from .base import (
     CollectingMetric,
     Metric,
@@ -21,13 +24,6 @@ from .base import (
     zeros_like,
 )
 from .streamed import kept
-
-__all__ = [
-    "ExplainedVariance",
-    "PearsonCorrelation",
-    "R2Score",
-    "SpearmanCorrelation",
-]
 
 # Sums of numbers and of their products, exact enough for variances at any scale. If
 # numbers are far from 0, a variance is the small difference of large sums. So the
@@ -207,6 +203,11 @@ class R2Score(_VarianceShare):
     """The share of the targets' variance that outputs explain.
 
     Args:
+        class_aggregation: `"uniform_average"` is the mean over outputs,
+            `"variance_weighted_average"` the mean weighted by the targets' variances;
+            None for a value of each output, `r2_score_0` and so on.
+        num_regressors: Number of inputs p of the model, for the adjusted score `1 - (1
+            - r2) * (n - 1) / (n - p - 1)` of n samples; it is NaN if n is below p + 2.
         name: Key in logs.
 
     Example:
@@ -217,14 +218,40 @@ class R2Score(_VarianceShare):
 
     _default_name = "r2_score"
 
-    def result(self, sums: Tensor) -> float:
+    @suggesting
+    def __init__(
+        self,
+        class_aggregation: str | None = "uniform_average",
+        num_regressors: int = 0,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        averages = ("uniform_average", "variance_weighted_average", None)
+        check_choice("class_aggregation", class_aggregation, averages)
+        check_whole("num_regressors", num_regressors, of="R2Score")
+        self._average, self._num_regressors = class_aggregation, num_regressors
+        self.has_parts = class_aggregation is None
+
+    def result(self, sums: Tensor) -> Any:
         """Average over outputs; constant targets score 1 if predicted exactly, or 0.
 
-        The value is NaN for fewer than two samples.
+        The value is NaN for fewer than two samples, and a dict without an average.
         """
         rows, count, (y, _), (yy, errors) = _unpacked(sums, 2, 2)
         count = count.masked_fill(rows.lt(2), float("nan"))
-        return _mean_share(errors, comoment(y, y, yy, count), count)
+        spread = comoment(y, y, yy, count)
+        shares = _shares(errors, spread, count)
+        if self._average == "variance_weighted_average":
+            shares = shares.mul(spread).sum(dim=0, keepdim=True).div(spread.sum())
+        elif self._average is not None:
+            shares = shares.mean(dim=0, keepdim=True)
+        if self._num_regressors:
+            left = rows.max() - self._num_regressors - 1
+            left = left.masked_fill(left.lt(1), float("nan"))
+            shares = 1 - (1 - shares) * (rows.max() - 1) / left
+        if self._average is not None or len(shares) == 1:
+            return float(shares)
+        return {str(index): share for index, share in enumerate(shares.tolist())}
 
 
 class ExplainedVariance(_VarianceShare):
@@ -247,7 +274,7 @@ class ExplainedVariance(_VarianceShare):
         """Average over outputs; constant targets score 1 or 0 as in `R2Score`."""
         _, count, (y, d), (yy, dd) = _unpacked(sums, 2, 2)
         left = comoment(d, d, dd, count)
-        return _mean_share(left, comoment(y, y, yy, count), count)
+        return float(_shares(left, comoment(y, y, yy, count), count).mean())
 
 
 class PearsonCorrelation(Metric):
@@ -365,11 +392,11 @@ def _total(limbs: Tensor) -> Tensor:
     return torch.tensor(powers, dtype=torch.float64) @ limbs.sum(dim=1)
 
 
-def _mean_share(left: Tensor, whole: Tensor, count: Tensor) -> float:
-    """Average `1 - left / whole`; where `whole` is 0, use 1 if `left` is 0, else 0."""
+def _shares(left: Tensor, whole: Tensor, count: Tensor) -> Tensor:
+    """Compute `1 - left / whole`; where `whole` is 0, use 1 if `left` is 0, else 0."""
     nothing = left.eq(0).to(torch.float64)
     shares = torch.where(whole.ne(0), left.div(whole).neg().add(1.0), nothing)
-    return float((shares + 0.0 / count).mean())  # NaN if nothing was counted
+    return shares + 0.0 / count  # NaN if nothing was counted
 
 
 def _ranks(values: Tensor) -> Tensor:

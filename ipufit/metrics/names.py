@@ -30,15 +30,6 @@ from .torchmetrics_adapter import (
     members_of,
 )
 
-__all__ = [
-    "AnyMetric",
-    "MetricLike",
-    "listed_metrics",
-    "metric_names",
-    "resolve_metric",
-    "resolve_metrics",
-]
-
 AnyMetric = Union[Metric, StreamedMetric]
 """A metric of either kind."""
 

@@ -31,20 +31,10 @@ from .base import (
     has_class_axis,
     is_of_bits,
     matched_targets,
+    weighted,
     weights_like,
     whole_rows,
 )
-
-__all__ = [
-    "BinaryCrossentropy",
-    "CategoricalCrossentropy",
-    "CrossEntropy",
-    "KLDivergence",
-    "NegativeLogLikelihood",
-    "Perplexity",
-    "Poisson",
-    "SparseCategoricalCrossentropy",
-]
 
 EPSILON = 1e-7
 """Probabilities are clipped to the range [EPSILON, 1 - EPSILON], as in Keras."""
@@ -97,7 +87,7 @@ def categorical_crossentropy(
     """
     outputs, dense = dense_targets(outputs, targets)
     logs = _log_probabilities(outputs, from_logits)
-    return _times(dense, logs).sum(dim=-1).neg()
+    return weighted(logs, dense).sum(dim=-1).neg()
 
 
 def kl_divergence(outputs: Tensor, targets: Tensor, from_logits: bool = True) -> Tensor:
@@ -119,7 +109,7 @@ def kl_divergence(outputs: Tensor, targets: Tensor, from_logits: bool = True) ->
     outputs, dense = dense_targets(outputs, targets)
     # A target of 0 adds 0, whatever its logarithm.
     ratios = dense.clamp(min=1e-37).log() - _log_probabilities(outputs, from_logits)
-    return _times(dense, ratios).sum(dim=-1)
+    return weighted(ratios, dense).sum(dim=-1)
 
 
 def poisson(outputs: Tensor, targets: Tensor, log_input: bool = True) -> Tensor:
@@ -359,11 +349,6 @@ def _log_probabilities(scores: Tensor, from_logits: bool) -> Tensor:
         return torch.log_softmax(scores, dim=-1)
     shares = scores / scores.sum(dim=-1, keepdim=True)
     return shares.clamp(EPSILON, 1.0 - EPSILON).log()
-
-
-def _times(probabilities: Tensor, logs: Tensor) -> Tensor:
-    """Multiply elementwise; probability 0 gives 0, even for infinite logarithms."""
-    return (probabilities * logs).masked_fill(probabilities.eq(0.0), 0.0)
 
 
 def _binary_crossentropy_and_weights(

@@ -31,8 +31,6 @@ from .correlation import POWERS
 SMALLEST = 1e-7
 """The smallest divisor of percentages, as in Keras."""
 
-__all__ = ["CosineSimilarity", "RootMeanSquaredError"]
-
 
 def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the absolute value of each difference.

@@ -13,8 +13,6 @@ from ipufit.errors import DataError, UnsupportedError
 
 from .base import CollectingMetric, outputs_first, unfit_weights
 
-__all__ = ["StreamedFunction"]
-
 
 class StreamedFunction(CollectingMetric):
     """A function of all outputs and targets, such as scikit-learn's, on the host.

@@ -14,8 +14,6 @@ from ipufit.errors import UnsupportedError
 from .base import IGNORED_INDEX, StreamedMetric, is_like, rows_of, snake_case
 from .streamed import kept_rows, one_number
 
-__all__ = ["TorchMetric"]
-
 _DIRECTIONS = {True: "max", False: "min"}
 
 

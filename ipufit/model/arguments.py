@@ -63,7 +63,9 @@ _POSITIVE = (
 
 @dataclass(frozen=True, eq=False)
 class FitArguments:
-    """Arguments of `fit`.
+    """Arguments of `fit`, each checked by itself.
+
+    `plan_fit` checks whether they fit the model, the data and each other.
 
     Attributes:
         updates_per_call: Number of updates of each call; None to let ipufit choose.
@@ -96,6 +98,11 @@ class FitArguments:
         for name in _POSITIVE:
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), least=1)
+        check_whole("epochs", self.epochs)
+        check_whole("initial_epoch", self.initial_epoch)
+        freq: Any = self.validation_freq
+        for every in freq if _is_listed(freq) else [freq]:
+            check_whole("validation_freq", every, least=1)
         if self.validation_split is not None:
             check_number("validation_split", self.validation_split, least=0, below=1)
         CallbackList(self.callbacks)
@@ -118,10 +125,21 @@ class FitArguments:
         """Inputs, targets and weights of samples."""
         return self.x, self.y, self.sample_weight
 
+    def is_validated(self, epoch: int) -> bool:
+        """Return whether a validation follows the epoch with this index."""
+        freq: Any = self.validation_freq
+        if _is_listed(freq):
+            return epoch + 1 in freq
+        return (epoch + 1) % int(freq) == 0
+
     @property
     def pads(self) -> bool:
         """Whether the last call of an epoch is filled up with padding."""
         return self.drop_last is not True
+
+
+def _is_listed(freq: Any) -> bool:
+    return isinstance(freq, Sequence) and not isinstance(freq, (str, bytes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,23 +168,6 @@ class InferenceArguments:
     max_rows: int | None = None
     is_open: bool = True
     is_single: bool = False
-
-
-def epochs_to_run(
-    initial_epoch: int, epochs: int, validation_freq: int | Sequence[int]
-) -> tuple[range, Callable[[int], bool]]:
-    """Return the epochs to run, 0-based, and whether a validation follows each."""
-    check_whole("epochs", epochs)
-    check_whole("initial_epoch", initial_epoch)
-    to_come = range(initial_epoch, epochs)
-    freq = validation_freq
-    if isinstance(freq, (int, str, bytes)) or not isinstance(freq, Sequence):
-        check_whole("validation_freq", freq, least=1)
-        every = int(freq)
-        return to_come, lambda epoch: (epoch + 1) % every == 0
-    for epoch in freq:
-        check_whole("validation_freq", epoch, least=1)
-    return to_come, lambda epoch: epoch + 1 in freq
 
 
 def calls_between(
@@ -315,8 +316,7 @@ def with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig:
     if steps_per_execution is None:
         return config
     check_whole("steps_per_execution", steps_per_execution, least=1)
-    options, now = config.training_options, config.device_iterations
-    now = now if options is None else options.device_iterations
+    now = config.updates_per_call
     if now not in (None, steps_per_execution):
         raise ConfigError(
             f"steps_per_execution={steps_per_execution}, but the config has "

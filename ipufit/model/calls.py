@@ -12,7 +12,12 @@ import torch
 
 from ipufit._arguments import check_whole
 from ipufit._poptorch import poptorch
-from ipufit.batching import DEFAULT_BATCH_SIZE, BatchPlan
+from ipufit.batching import (
+    DEFAULT_BATCH_SIZE,
+    BatchPlan,
+    Choice,
+    nearest_batch_sizes,
+)
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import IPUConfig, forward_stages, with_stages
@@ -20,8 +25,8 @@ from ipufit.data.calls import InferenceBatches, TrainingBatches
 from ipufit.data.datasets import Source
 from ipufit.data.sources import as_source, example_of, num_trained_on
 from ipufit.data.structure import SampleStructure
-from ipufit.distributed import Processes
-from ipufit.engine import host_calls
+from ipufit.distributed import Processes, warn_once
+from ipufit.engine.host_calls import HostProgram, OutputSize, give_shapes
 from ipufit.engine.loop import Evaluation, Inference, Training
 from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import Computation
@@ -36,11 +41,9 @@ from ipufit.errors import (
     IpufitError,
     NotCompiledError,
     UnsupportedError,
-    warn,
 )
 from ipufit.optimizers import check_covers
 from ipufit.placement import own_stages
-from ipufit.planning import choices
 
 from .arguments import (
     CompileSettings,
@@ -49,20 +52,12 @@ from .arguments import (
     check_weighting,
     require_targets,
 )
+from .call_size import passes_per_call, updates_per_call
 
 if TYPE_CHECKING:
     from ipufit.planning.memory import Device
     from ipufit.planning.plan import ModelPlan
     from ipufit.planning.schedule import EpochPlan
-
-_METRIC_BYTES = 4096
-"""Bytes of the losses, means and scalars of a micro-batch, without large metrics.
-
-The real number is known once a program is traced.
-"""
-
-_LEAST_CALLS = 16
-"""Calls of a pass over samples that are loaded: some are loaded while others train."""
 
 
 class CallPlanner:
@@ -100,7 +95,7 @@ class CallPlanner:
 
     def _forget(self) -> None:
         """Reset the choices that depend on the settings of the last `compile`."""
-        self._output_sizes: list[tuple[Any, host_calls.OutputSize | None]] = []
+        self._output_sizes: list[tuple[Any, OutputSize | None]] = []
         self._compared_modes: list[SampleStructure] = []  # outputs of both modes fit
         self._options: dict[tuple[str, BatchPlan, str], poptorch.Options] = {}
 
@@ -156,7 +151,7 @@ class CallPlanner:
             ConfigError: Some weights still have no shapes, or there is no such split.
             DataError: `forward` can't take such a sample.
         """
-        host_calls.give_shapes(self.module, source)
+        give_shapes(self.module, source)
         if not self.config.has_open_stages:
             return
         names, in_words = self._split(self.config, source)
@@ -178,7 +173,7 @@ class CallPlanner:
                 "pipeline='auto' needs the shapes of samples, and this model has seen "
                 "none: give data, config.resolved(model, x), or call fit() before."
             )
-        host_calls.give_shapes(self.module, source)
+        give_shapes(self.module, source)
         return with_stages(config, self._split(config, source)[0])
 
     def _split(self, config: IPUConfig, source: Source) -> tuple[tuple[str, ...], str]:
@@ -265,7 +260,7 @@ class CallPlanner:
 
     def training_plan(
         self, source: Source, arguments: FitArguments
-    ) -> tuple[BatchPlan, choices.Choice | None]:
+    ) -> tuple[BatchPlan, Choice | None]:
         """Plan a call of training, and choose its updates if they are left open.
 
         Returns:
@@ -280,12 +275,13 @@ class CallPlanner:
         if batch_size is None and config.micro_batch_size is None:
             batch_size = source.batch_size
         plan = config.training_plan(batch_size, own_stages(self.module, config))
-        user_setting = config.device_iterations or config.training_options
         if arguments.updates_per_call is not None:
             return replace(plan, device_iterations=arguments.updates_per_call), None
-        if user_setting is not None:
+        settings = self.require_compiled()
+        facts = self.module, config, settings, self.processes, source, plan, arguments
+        choice = updates_per_call(*facts, partial(self._training_options, plan))
+        if choice is None:
             return plan, None
-        choice = self._updates_per_call(source, plan, arguments)
         return replace(plan, device_iterations=choice.value), choice
 
     def _options_of(
@@ -316,92 +312,6 @@ class CallPlanner:
             anchors=gradient_anchors(watched),
         )
 
-    def _updates_per_call(
-        self, source: Source, plan: BatchPlan, arguments: FitArguments
-    ) -> choices.Choice:
-        """Choose the updates of a call.
-
-        `fit` gives the same results as with one update per call. The choice is the same
-        in all processes. It depends on the arguments, the config, the callbacks, the
-        settings of `compile`, the data and the size of the module.
-        """
-        if arguments.checkpoint is not None:
-            begun = int(arguments.checkpoint.state["plan"]["device_iterations"])
-            return choices.Choice(begun, "the run was begun with so many")
-        objective = self.require_compiled().objective
-        multiples: dict[str, int] = {}
-        most: dict[str, int] = {}
-
-        # Callbacks of all processes.
-        listening = CallbackList(arguments.callbacks)
-        is_watching = bool(listening.watched_gradients(self.module))
-        everyone = self.processes.gathered((listening.call_ends(), is_watching))
-        for every, name in [end for ends, _ in everyone for end in ends]:
-            if every > 1:
-                multiples[f"the {every} updates that {name} counts"] = every
-            else:
-                most[f"{name} hears each update"] = 1
-        if any(is_watching for _, is_watching in everyone):
-            most["gradients are watched"] = 1
-
-        # Settings with which something happens after each update.
-        moves = self.require_compiled().optimization.moves_per_update
-        if moves:
-            most[moves] = 1
-        if objective.is_streamed:
-            most["outputs come back for a streamed metric, and may be large"] = 1
-        if self.config.customize is not None:
-            # Larger calls would return metrics of fewer samples, or sums that the
-            # device rounds.
-            options = self._training_options(plan)
-            mode = poptorch.OutputMode(options.output_mode)
-            if mode != poptorch.OutputMode.All:
-                most[f"customize asks for {mode.name}"] = 1
-
-        # Whole epochs.
-        count, updates = source.num_certain, 0
-        if count is None:
-            most["the data doesn't say for certain how many samples come"] = 1
-        else:
-            if arguments.validation_split:
-                count = num_trained_on(count, arguments.validation_split)
-            updates = count // plan.batch_size
-            if arguments.pads:
-                updates = -(-count // plan.batch_size)
-            if not updates:
-                return choices.Choice(1, "these data have fewer samples than an update")
-            span = "an epoch" if arguments.steps_per_epoch is None else "a pass"
-            words = "one update" if updates == 1 else f"{updates} updates"
-            multiples = {f"the {words} of {span}": updates, **multiples}
-        for name in ("steps_per_epoch", "validation_updates"):
-            value = getattr(arguments, name)
-            if value is not None:
-                multiples[f"{name}={value}"] = value
-
-        # What a call holds, and how long it takes.
-        rows, weights = plan.samples_per_update, host_calls.num_weights(self.module)
-        program = self.module, objective.evaluated, source.structure
-        on_host = host_calls.HostProgram(*program, source.example(1))
-        large = on_host.metric_bytes(objective)
-        of_metrics = (_METRIC_BYTES + large) * plan.micro_batches_per_call
-        held = rows * host_calls.bytes_of(source.first()) + of_metrics
-        most[
-            "a call's samples and metrics take "
-            f"{choices.MOST_CALL_BYTES >> 20} MiB of host memory at most"
-        ] = max(1, choices.MOST_CALL_BYTES // held)
-        most[
-            f"a larger call would take long, with {rows} samples and {weights} "
-            "weights per update"
-        ] = max(1, choices.MOST_WORK // max(1, rows * weights))
-        if not source.is_in_memory:  # some samples are loaded while others train
-            least = max(_LEAST_CALLS, 4 * self.config.num_workers)
-            most[f"{least} calls or more share the data"] = max(1, updates // least)
-            ahead = source.num_ahead
-            if ahead is not None:
-                reason = f"workers load {ahead} samples ahead"
-                most[reason] = max(1, ahead // (2 * plan.batch_size))
-        return choices.chosen_device_iterations(multiples, most)
-
     def epoch_plan(
         self, arguments: FitArguments, *, is_spare: bool = False
     ) -> tuple[Source, EpochPlan]:
@@ -425,7 +335,7 @@ class CallPlanner:
         self,
         arguments: FitArguments,
         plan: BatchPlan,
-        choice: choices.Choice | None,
+        choice: Choice | None,
         count: int | None,
     ) -> EpochPlan:
         """Return the calls of an epoch of a `fit` whose call is planned.
@@ -485,19 +395,17 @@ class CallPlanner:
         return plan
 
     def _nearest_batch_sizes(
-        self, count: int, plan: BatchPlan, choice: choices.Choice | None
+        self, count: int, plan: BatchPlan, choice: Choice | None
     ) -> tuple[int, ...]:
         """Return batch sizes near a plan's that leave out none of `count` samples."""
         one = plan if choice is None else replace(plan, device_iterations=1)
         stages = own_stages(self.module, self.config)
         derive = partial(self.config.training_plan, own_stages=stages)
-        return choices.nearest_batch_sizes(count, one, derive)
+        return nearest_batch_sizes(count, one, derive)
 
     def warn_of_tail(self, training: Training) -> None:
         """Warn of samples that `fit` leaves out, and of updates without samples."""
         batches, plan = training.batches, training.plan
-        if not self.processes.is_first:
-            return
         if batches.num_dropped:
             total = batches.source.num_samples
             of = "" if total is None else f" of {total}"
@@ -506,14 +414,14 @@ class CallPlanner:
             if total is not None:
                 sizes = self._nearest_batch_sizes(total, plan, training.choice)
             other = f", or batch_size={' or '.join(map(str, sizes))}" if sizes else ""
-            warn(
+            warn_once(
                 f"fit() leaves out {batches.num_dropped}{of} samples in every epoch, "
                 f"because they don't fill {whole}. To train on all of them: "
                 f"drop_last='pad', as Keras does{other}.",
                 DroppedRowsWarning,
             )
         if batches.num_empty_updates:
-            warn(
+            warn_once(
                 f"{batches.num_empty_updates} of the {plan.device_iterations} updates "
                 "of the last call have padding only. Their gradients are zero, but "
                 "momentum and weight decay go on. Fewer device_iterations avoid it.",
@@ -588,7 +496,11 @@ class CallPlanner:
                 hooks = f"on_{kind}_batch_begin", f"on_{kind}_batch_end"
                 is_heard = CallbackList(arguments.callbacks).hears(*hooks)
                 if not is_heard:
-                    choice = self._chosen_passes(source, least, counts, computation)
+                    choice = passes_per_call(
+                        *(self.module, computation, source, least, counts),
+                        config.num_workers,
+                        self._output_size,
+                    )
                 everyone = self.processes.gathered((is_heard, choice))
                 choice = None if any(one for one, _ in everyone) else everyone[0][1]
         if choice is not None:
@@ -650,7 +562,7 @@ class CallPlanner:
         are_several = len(losses) > 1 or structure.targets.num_leaves > 1
         is_unsure = are_several or any(loss.is_function for loss in losses)
         if is_unsure and structure not in compared:
-            on_host = host_calls.HostProgram(
+            on_host = HostProgram(
                 self.module, Computation(False), structure, source.example(2)
             )
             on_host.refuse_outputs_of_training(settings.objective)
@@ -713,57 +625,13 @@ class CallPlanner:
             )
         return plan
 
-    def _chosen_passes(
-        self,
-        source: Source,
-        plan: BatchPlan,
-        counts: Sequence[int | None],
-        computation: Computation,
-    ) -> choices.Choice:
-        least, num_workers = plan.device_iterations, self.config.num_workers
-        known = [count for count in counts if count is not None]
-        is_one_call = len(known) == len(counts)
-        is_one_call = is_one_call and max(known) <= plan.batch_size * least
-        if is_one_call and all(count % plan.micro_batch_size == 0 for count in known):
-            return choices.Choice(least)
-
-        # Bytes of inputs, labels and outputs of a pass in one process, if they can be
-        # known. The module was asked before for data of the same shapes, perhaps.
-        example = source.example(plan.micro_batch_size)
-        shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in example]
-        key = computation, source.structure, shapes
-        program = self.module, computation, source.structure
-        on_host = host_calls.HostProgram(*program, example)
+    def _output_size(self, on_host: HostProgram) -> OutputSize | None:
+        """Return the size of a program's results, measured once for data of a shape."""
+        shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in on_host.example]
+        key = on_host.computation, on_host.structure, shapes
         if all(known_key != key for known_key, _ in self._output_sizes):
             self._output_sizes.append((key, on_host.output_size()))
-        size = next(s for known_key, s in self._output_sizes if known_key == key)
-        num_bytes = None
-        if size is not None:
-            on_host.refuse_other_axes(size.outputs)
-        if is_one_call:
-            return choices.Choice(least)
-        if size is not None:
-            num_bytes = plan.replicas * (host_calls.bytes_of(example) + size.num_bytes)
-            if size.moves_buffers:
-                reason = "the module changes a buffer, and would in padding, too"
-                return choices.Choice(least, reason)
-
-        passes = []
-        for count in known:
-            if size is None or size.has_scalars:  # the others have their own program
-                count -= count % plan.micro_batch_size
-            passes.append(max(1, -(-count // plan.batch_size)))
-        most = choices.MOST_PASSES
-        if not source.is_in_memory:  # some samples are loaded while others are computed
-            most = choices.MOST_LOADED_PASSES if passes else choices.MOST_UNKNOWN_PASSES
-            if passes and source.num_ahead is not None:
-                most = min(most, source.num_ahead // (2 * plan.batch_size))
-            elif passes and num_workers:  # each loads whole calls
-                most = min(most, sum(passes) // (4 * num_workers))
-        work = plan.samples_per_update * host_calls.num_weights(self.module)
-        return choices.chosen_inference_iterations(
-            passes, num_bytes, least, max(1, most), work
-        )
+        return next(size for known, size in self._output_sizes if known == key)
 
     @contextlib.contextmanager
     def naming_rows_of_fit(self, inference: Inference) -> Iterator[None]:
@@ -891,7 +759,7 @@ def warn_of_coverage(options: poptorch.Options, plan: BatchPlan, method: str) ->
     """
     coverage = describe_coverage(options, plan)
     if coverage:
-        warn(
+        warn_once(
             f"{method}() reports metrics of only a part of the samples, as your "
             f"options ask: {coverage}. For all leave the output mode at its default.",
             CoverageWarning,

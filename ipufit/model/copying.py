@@ -20,7 +20,7 @@ from ipufit.config import IPUConfig
 from ipufit.engine import host_calls
 from ipufit.engine.weights import Counterparts, deep_copied
 from ipufit.errors import UnsupportedError
-from ipufit.resume import groups_of_module
+from ipufit.resume.contents import groups_of_module
 
 
 def state_of(model: Any, own_names: Collection[str]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def state_of(model: Any, own_names: Collection[str]) -> dict[str, Any]:
     is_swapped = average is not None and average.is_swapped
     trained = None
     if settings is not None and not host_calls.lazy_layers(model.module):
-        trained = model._trained_state().take().copied()
+        trained = model._saver().take().copied()
         if not is_swapped:  # the module has the weights
             of_module = groups_of_module(model.module)
             others = {n: t for n, t in trained.tensors.items() if n not in of_module}
@@ -86,7 +86,7 @@ def continue_from(model: Any, state: Mapping[str, Any]) -> None:
     if trained is None:
         return
     tensors = {**groups_of_module(model.module), **trained.tensors}
-    model._trained_state().put_back(files.Checkpoint(tensors, trained.state))
+    model._saver().put_back(files.Checkpoint(tensors, trained.state))
     if state["is_swapped"]:
         model.swap_weights(is_average=True)
 

@@ -43,6 +43,7 @@ from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ipufit._modules import weights_of
 from ipufit._poptorch import poptorch
 from ipufit._tree import leaves_of
 from ipufit.batching import BatchPlan
@@ -55,7 +56,7 @@ from ipufit.engine.objective import Steps
 from ipufit.engine.precision import computed_in
 from ipufit.engine.step import NoForwardError, call_module, call_step, kept_submodules
 from ipufit.engine.trace_checks import tensors_of, user_line
-from ipufit.engine.weights import deep_copied, mode, unfetched, weights_of
+from ipufit.engine.weights import deep_copied, mode, unfetched
 from ipufit.errors import ConfigError, IpufitError, UnsupportedError
 from ipufit.optimizers import WeightState, weight_states
 from ipufit.placement import (

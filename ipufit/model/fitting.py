@@ -12,12 +12,9 @@ from ipufit.callbacks import CallbackList
 from ipufit.data.datasets import Source
 from ipufit.data.sources import fit_sources
 from ipufit.engine.loop import Training, Validations
-from ipufit.resume import (
-    check_same_run,
-    described,
-    find_checkpoint,
-    numeric_settings,
-)
+from ipufit.resume.checks import SEEDED, check_same_run
+from ipufit.resume.finding import find_checkpoint
+from ipufit.resume.settings import described, numeric_settings
 from ipufit.types import PathLike
 
 from .arguments import (
@@ -25,7 +22,6 @@ from .arguments import (
     calls_between,
     check_repeats,
     common_samples,
-    epochs_to_run,
     require_same_rows,
 )
 from .calls import CallPlanner
@@ -76,9 +72,7 @@ def plan_fit(
         UnsupportedError: The loss can't take an argument, such as class weights.
     """
     compiled, processes = planner.require_compiled(), planner.processes
-    epochs, is_validated = epochs_to_run(
-        arguments.initial_epoch, arguments.epochs, arguments.validation_freq
-    )
+    epochs = range(arguments.initial_epoch, arguments.epochs)
     source, validated = fit_sources(
         *arguments.data,
         arguments.validation_split,
@@ -109,7 +103,7 @@ def plan_fit(
     per_epoch = None if calls is None else calls * updates
     total = None if per_epoch is None else per_epoch * len(epochs)
     between = calls_between(arguments.validation_updates, updates, validated)
-    times = len([*itertools.islice(filter(is_validated, epochs), 2)])
+    times = len([*itertools.islice(filter(arguments.is_validated, epochs), 2)])
     for set_ in validated.values():
         check_repeats(set_, arguments.validation_steps, times + 2 * bool(between))
     evaluations = planner.validations(
@@ -127,7 +121,7 @@ def plan_fit(
         "steps_per_epoch": arguments.steps_per_epoch,
         "validation_updates": arguments.validation_updates,
         **numeric_settings(planner.config),
-        "samples seeded one by one": batches.is_seeded,
+        SEEDED: batches.is_seeded,
         "updates of the schedule": total if optimization.needs_total else None,
         "updates of an epoch": per_epoch if optimization.needs_epochs else None,
     }
@@ -137,7 +131,7 @@ def plan_fit(
     return FitPlan(
         training,
         validated,
-        Validations(evaluations, is_validated, between),
+        Validations(evaluations, arguments.is_validated, between),
         epochs,
         per_epoch,
         total,

@@ -45,7 +45,7 @@ from ipufit.distributed import (
     get_process_info,
 )
 from ipufit.engine import host_calls
-from ipufit.engine.loop import Inference, ProcessSync, ended_in_order, train
+from ipufit.engine.loop import Inference, train
 from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import (
     StepFunction,
@@ -54,6 +54,7 @@ from ipufit.engine.objective import (
 from ipufit.engine.precision import in_own_types
 from ipufit.engine.program import Executors
 from ipufit.engine.rows import cut, in_passes, joined
+from ipufit.engine.stopping import ProcessSync, ended_in_order
 from ipufit.engine.weights import Counterparts, deep_copied, unwrapped
 from ipufit.errors import (
     ConfigError,
@@ -74,14 +75,9 @@ from ipufit.optimizers import (
     WeightAverage,
     resolve_optimization,
 )
-from ipufit.resume import (
-    Snapshot,
-    TrainedState,
-    compiled_settings,
-    described,
-    held_directories,
-    naming,
-)
+from ipufit.resume.finding import held_directories
+from ipufit.resume.savers import ModelSaver, RunSaver
+from ipufit.resume.settings import compiled_settings, described
 from ipufit.state import RunState
 from ipufit.types import Logs, PathLike, Verbose
 
@@ -502,28 +498,26 @@ class IPUModel:
         with others_out, running as (hooks, display), fitting, resuming:
             self._planner.last_source = source
             self._planner.trained_rows = training.plan.micro_batch_size
-            snapshot = Snapshot(training, hooks, run, plan.validated, plan.settings)
+            saver = RunSaver(training, hooks, run, plan.validated, plan.settings)
             if checkpoint is not None:
-                with naming(checkpoint):
-                    snapshot.check(checkpoint)  # before the training program is dropped
-                resuming.enter_context(snapshot.trained.kept_on_error())
+                saver.check(checkpoint)  # before the training program is dropped
+                resuming.enter_context(saver.of_model.kept_on_error())
             optimization.begin_fit(plan.total_updates, updates, len(to_come))
             if checkpoint is not None:
-                with naming(checkpoint):
-                    snapshot.trained.put_back(checkpoint)
+                saver.of_model.write(checkpoint)
             try:
                 for line in optimization.news():
                     display.noted(line)
                 validations.prepare(display)
                 training.prepare(display)
                 run.directions.update(validations.directions(training.metrics))
-                names = names_in_logs(training.metrics.names, validations.names())
+                validated = validations.names(training.metrics)
+                names = names_in_logs(training.metrics.names, validated)
                 run.names = None if hooks.adds_names() else names
-                self.history, self._runs.snapshot = history, snapshot
+                self.history, self._runs.saver = history, saver
                 hooks.on_train_begin({})
-                with ended_in_order(training, hooks, run):
+                with ended_in_order(self._executors, hooks, run):
                     sync = ProcessSync(
-                        run.processes,
                         hooks,
                         run,
                         "on_train_batch_end",
@@ -531,8 +525,7 @@ class IPUModel:
                         facts=lambda: optimization.values.variable,
                     )
                     if checkpoint is not None:
-                        with naming(checkpoint):
-                            snapshot.put_back(checkpoint)
+                        saver.put_back(checkpoint)
                         resuming.close()
                         if run.calls:
                             display.on_epoch_begin(run.epoch, {})
@@ -554,7 +547,7 @@ class IPUModel:
                 hooks.on_train_end(dict(run.logs))
             finally:
                 self._planner.count_passes(batches)
-                self._runs.snapshot = None
+                self._runs.saver = None
                 batches.close()
                 validations.close()
         if (batches.num_dropped, batches.num_empty_updates) != left_out:
@@ -724,10 +717,7 @@ class IPUModel:
         optimization = self._planner.require_compiled().optimization
         source = as_batch(x, y, sample_weight)
         self._columns = source.columns
-        options = self.config.training_options
-        updates = self.config.device_iterations or 1
-        if options is not None:
-            updates = options.device_iterations
+        updates = self.config.updates_per_call or 1
         rows = source.num_samples or 0  # that of arrays is known
         self.processes.require_same("train_on_batch", samples=source.num_samples)
         size, rest = divmod(rows, updates)
@@ -746,7 +736,7 @@ class IPUModel:
         training = self._planner.training(source, arguments, optimization.num_updates)
         self._require_ipus()
         # In a fit its rates hold, and its schedules don't move.
-        is_in_fit = self._runs.snapshot is not None
+        is_in_fit = self._runs.saver is not None
         with optimization.paused() if is_in_fit else contextlib.nullcontext():
             if not is_in_fit and self._batch_loop is not optimization:
                 optimization.begin_fit(None, updates)
@@ -1189,7 +1179,7 @@ class IPUModel:
 
         Returns:
             The summary, with `total_parameters` and `num_ipus`, the IPUs of all
-            replicas; a notebook prints it once more.
+            replicas. `print` shows it once more.
 
         Example:
             >>> from ipufit import IPUConfig, IPUModel
@@ -1392,11 +1382,11 @@ class IPUModel:
             NotCompiledError: `compile` wasn't called.
         """
         check_flags(copied=copied)
-        if self._runs.snapshot is not None:
-            now = self._runs.snapshot.take()
+        if self._runs.saver is not None:
+            now = self._runs.saver.take()
         else:
             host_calls.check_shapes(self.module)
-            now = self._trained_state().take()
+            now = self._saver().take()
         return now.copied() if copied else now
 
     def save(self, path: PathLike) -> None:
@@ -1438,9 +1428,7 @@ class IPUModel:
             ConfigError: The checkpoint is of another module or optimizer.
         """
         host_calls.check_shapes(self.module)
-        checkpoint = files.load_checkpoint(path)
-        with naming(checkpoint):
-            self._trained_state().put_back(checkpoint)
+        self._saver().put_back(files.load_checkpoint(path))
 
     def export(
         self,
@@ -1512,12 +1500,12 @@ class IPUModel:
         Raises:
             ConfigError: No `fit` is running, or it hasn't made a call yet.
         """
-        if self._runs.snapshot is None:
+        if self._runs.saver is None:
             raise ConfigError(
                 "gradients() is for callbacks while fit() runs: there is no training "
                 "program now. GradientMonitor shows how."
             )
-        return self._runs.snapshot.training.gradients()
+        return self._runs.saver.training.gradients()
 
     def detach(self) -> None:
         """Release the IPUs; the weights stay in `module`, the programs compiled."""
@@ -1674,10 +1662,9 @@ class IPUModel:
                 tensor.copy_(tensors[name])
         self._executors.send_weights()
 
-    def _trained_state(self) -> TrainedState:
-        """Return the parts of a compiled model that training changes."""
+    def _saver(self) -> ModelSaver:
         settings = self._planner.require_compiled()
-        return TrainedState(self._executors, settings.optimization, settings.average)
+        return ModelSaver(self._executors, settings.optimization, settings.average)
 
     # Runs -----------------------------------------------------------------------------
 

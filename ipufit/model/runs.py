@@ -14,7 +14,7 @@ from ipufit.distributed import Processes, exchanges_off
 from ipufit.engine.program import Executors
 from ipufit.errors import ConfigError, do_all
 from ipufit.optimizers import Optimization
-from ipufit.resume import Snapshot
+from ipufit.resume.savers import RunSaver
 from ipufit.state import RunState
 from ipufit.types import Verbose
 
@@ -28,15 +28,15 @@ class Runs:
 
     Attributes:
         fit: State of the innermost `fit` under way, or else of the last one.
-        snapshot: State of the innermost `fit` under way, for checkpoints; None if
-            there is none, or its program isn't prepared yet.
+        saver: Saves the innermost `fit` under way; None if there is none, or its
+            program isn't prepared yet.
     """
 
     def __init__(self, executors: Executors, processes: Processes) -> None:
         self._executors, self._processes = executors, processes
         self._hooks: list[CallbackList] = []  # paused ones, then from outer to inner
         self._no_run = self.fit = RunState()
-        self.snapshot: Snapshot | None = None
+        self.saver: RunSaver | None = None
 
     @property
     def innermost(self) -> RunState:
@@ -151,15 +151,15 @@ class Runs:
         self, model: Any, run: RunState, optimization: Optimization
     ) -> Iterator[None]:
         """Make a run the present `fit`; an outer `fit` continues after it."""
-        outer, snapshot, history = self.fit, self.snapshot, model.history
+        outer, saver, history = self.fit, self.saver, model.history
         self.fit = run
-        if snapshot is None:
+        if saver is None:
             yield
             return
         try:
             with optimization.paused():
                 yield
         finally:
-            self.fit, self.snapshot, model.history = outer, snapshot, history
+            self.fit, self.saver, model.history = outer, saver, history
             if run.told_by is not None:
                 outer.stop(run.told_by, is_eviction=True)

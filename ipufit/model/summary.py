@@ -67,9 +67,12 @@ class Summary:
     was_run: bool
 
     def __repr__(self) -> str:
-        """Return the totals, which notebooks and consoles show under the table."""
+        """Return the totals, which consoles show under the table."""
         totals = f"{len(self.layers)} layers, {self.total_parameters:,} parameters"
         return f"<Summary: {self.title}, {totals}>"
+
+    def _ipython_display_(self) -> None:
+        """Show nothing in a notebook: `IPUModel.summary` has printed the table."""
 
     def __str__(self) -> str:
         """Return the table that `IPUModel.summary` prints, and the totals."""

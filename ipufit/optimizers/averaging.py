@@ -150,14 +150,15 @@ class WeightAverage:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of `state_dict`.
 
-        Older states have no averages of buffers: the module's present buffers are used
-        in their place.
+        If the averages are swapped in, they stay in the module. Older states have no
+        averages of buffers: the module's present buffers are used in their place.
 
         Raises:
             ConfigError: The state is of another module.
         """
         self.check_state(state)
         averages: Mapping[str, Tensor] = state["averages"]
+        self._kept = None
         self.num_updates = state["num_updates"]
         tensors = self._averaged() if self.num_updates else {}
         values = {n: averages.get(n, t) for n, t in tensors.items()}

@@ -35,15 +35,16 @@ from typing import (
 import torch
 
 from ipufit._arguments import check_instance, check_number, shown
-from ipufit._kinds import Kind, count, fields
+from ipufit._kinds import anything, check_saved, dict_of
+from ipufit._modules import parameters_of, path_of
 from ipufit._poptorch import poptorch
+from ipufit.distributed import warn_once
 from ipufit.errors import (
     ConfigError,
     SharedRateWarning,
     UnknownNameError,
     UnsupportedError,
     refuse_foreign,
-    warn,
 )
 
 from .schedule import (
@@ -180,14 +181,15 @@ def check_covers(optimizer: torch.optim.Optimizer, module: torch.nn.Module) -> N
     """
     grouped = {id(p) for group in optimizer.param_groups for p in group["params"]}
     missing = [
-        name
-        for name, p in module.named_parameters()
+        p
+        for p in parameters_of(module)
         # In this order, because reading a trained weight copies all from the device.
         if id(p) not in grouped and p.requires_grad
     ]
     if missing:
+        names = [path_of(module, p) for p in missing]
         raise ConfigError(
-            f"{', '.join(missing)}: trainable, but not among the optimizer's "
+            f"{', '.join(names)}: trainable, but not among the optimizer's "
             "parameters. An IPU would train them with the optimizer's defaults. Freeze "
             "them with requires_grad_(False), or give them to the optimizer; and call "
             "compile() again if layers or groups were added since."
@@ -1026,7 +1028,7 @@ class Optimization:
         self.before_call()
         shared = " and one ".join(self._set_per_update)
         if shared and updates_per_call > 1:
-            warn(
+            warn_once(
                 f"A call makes {updates_per_call} updates (device_iterations), which "
                 f"share one {shared}: the schedule's for the first of them. With "
                 "device_iterations=1 each has its own.",
@@ -1070,17 +1072,38 @@ class Optimization:
             state["schedules"] = {name: rates.state_dict() for name, rates in others}
         return state
 
-    def state_fault(self, state: Any, where: str) -> str | None:
-        """Return why a state can't be of these schedules, or None; see `_kinds`."""
-        is_begun = isinstance(state, Mapping) and bool(state.get("num_updates"))
-        kinds: dict[str, Kind] = {
-            name: functools.partial(setter.state_fault, is_begun=is_begun)
-            for name, setter in {"rates": self._rates, **self._schedules}.items()
-        }
-        parts = {"num_updates": count, "rates": kinds.pop("rates")}
-        if kinds:
-            parts["schedules"] = fields(kinds, is_closed=True)
-        return fields(parts)(state, where)
+    def check_state(self, state: Mapping[str, Any], where: str) -> None:
+        """Refuse a state of other schedules; change nothing.
+
+        Args:
+            state: From `state_dict`; `num_updates` and `rates` are known to be there.
+            where: Name of the state in error messages.
+
+        Raises:
+            ConfigError: The state is of other schedules.
+            DamagedCheckpointError: No schedule has such a state.
+        """
+        schedules = state.get("schedules", {})
+        check_saved(dict_of(dict_of(anything)), schedules, f"{where}.schedules")
+        names = [
+            (set(rates), set(inner) if isinstance(inner, dict) else set())
+            for rates in (self._rates.state_dict(), state["rates"])
+            for inner in [rates.get("scheduler")]  # of torch
+        ]
+        if names[0] != names[1]:
+            raise ConfigError(
+                "The checkpoint was saved with another learning rate schedule than "
+                "compile() got. Compile with the same lr_schedule."
+            )
+        if set(self._schedules) != set(schedules):
+            raise ConfigError(
+                "The checkpoint was saved with other schedules= than compile() got. "
+                "Compile with the same schedules."
+            )
+        is_begun = bool(state["num_updates"])
+        self._rates.check_state(state["rates"], f"{where}.rates", is_begun)
+        for name, setter in self._schedules.items():
+            setter.check_state(schedules[name], f"{where}.schedules.{name}", is_begun)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the same optimizer and schedules."""

@@ -29,7 +29,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from ipufit._arguments import check_number, check_whole, shown
-from ipufit._kinds import count, like, optional
+from ipufit._kinds import check_saved, count, damaged, like, optional
 from ipufit._kinds import fields as dict_with
 from ipufit.errors import (
     ConfigError,
@@ -155,11 +155,14 @@ _SETTINGS = {
     "constant": (),
     "linear": ("final",),
     "cosine": ("final",),
-    "cosine_restarts": ("final", "cycles"),
+    "cosine_restarts": (
+        *("final", "cycles", "every_updates", "every_epochs", "t_mul", "m_mul"),
+    ),
     "polynomial": ("final", "power"),
     "exponential": ("gamma", "every_updates", "every_epochs"),
-    "step": ("boundaries", "gamma", "boundary_epochs"),
+    "step": ("boundaries", "gamma", "boundary_epochs", "factors"),
     "inverse_sqrt": ("timescale",),
+    "inverse_time": ("timescale",),
     "one_cycle": ("final",),
 }
 _STRETCHED = ("linear", "cosine", "cosine_restarts", "polynomial", "one_cycle")
@@ -177,7 +180,9 @@ _BOUNDS: dict[str, dict[str, Any]] = {
     "total_updates": {"least": 1, "is_whole": True},
     "cycles": {"least": 1, "is_whole": True},
     "every_updates": {"least": 1, "is_whole": True},
-    "timescale": {"least": 1, "is_whole": True},
+    "timescale": {"above": 0},
+    "t_mul": {"least": 1},
+    "m_mul": {"above": 0},
 }
 """What a setting must be, for `check_number`."""
 
@@ -188,6 +193,18 @@ _IN_EPOCHS = {
     "boundary_epochs": "boundaries",
 }
 """Lengths in epochs, and the settings that are the same in updates."""
+
+
+_EITHER = (
+    ("warmup_updates", "warmup_fraction"),
+    *_IN_EPOCHS.items(),
+    ("warmup_epochs", "warmup_fraction"),
+    *(("cycles", name) for name in ("every_updates", "every_epochs", "t_mul", "m_mul")),
+    ("factors", "gamma"),
+)
+"""Settings that exclude each other."""
+_LATER = (*_IN_EPOCHS, "factors", "t_mul", "m_mul")
+"""Settings that `repr` shows only if they are set."""
 
 
 @dataclass(frozen=True)
@@ -203,13 +220,16 @@ class Schedule:
     - "constant": 1.
     - "linear": from 1 to `final`.
     - "cosine": `final + (1 - final) * (1 + cos(pi * p)) / 2`.
-    - "cosine_restarts": the cosine, repeated `cycles` times.
+    - "cosine_restarts": the cosine, repeated `cycles` times; or with `every_updates`
+      again and again, each cycle `t_mul` times as long as the one before, and beginning
+      `m_mul` times as high above `final`.
     - "polynomial": `final + (1 - final) * (1 - p) ** power`.
     - "exponential": `gamma` to the power of the updates since the warm-up, divided by
       `every_updates`.
     - "step": multiplied by `gamma` at each of `boundaries`, counted from the first
-      update.
+      update; or any `factors`.
     - "inverse_sqrt": `sqrt(timescale / (updates since the warm-up + timescale))`.
+    - "inverse_time": the same without the root.
     - "one_cycle": by half cosines from `initial` up to 1, then down to `final`; the
       way up is the warm-up, 0.3 of the updates by default. Momentum isn't changed.
 
@@ -228,14 +248,19 @@ class Schedule:
         gamma: Factor of "exponential", which has no default, and of "step", 0.1 by
             default.
         every_updates: Number of updates that "exponential" takes for one factor, 1 by
-            default.
+            default; or of the first cycle of "cosine_restarts".
         boundaries: Update counts at which "step" steps, in increasing order.
-        timescale: Number of updates for "inverse_sqrt": the length of the warm-up by
-            default, which makes it Noam's schedule, or 10000 without a warm-up.
+        timescale: Number of updates for "inverse_sqrt" and "inverse_time": the length
+            of the warm-up by default, which makes the former Noam's schedule, or 10000
+            without a warm-up.
         warmup_epochs: `warmup_updates`, in epochs.
         total_epochs: `total_updates`, in epochs.
         every_epochs: `every_updates`, in epochs.
         boundary_epochs: `boundaries`, in epochs.
+        factors: Factors of "step" before the first boundary, between two, and after the
+            last, in place of `gamma`: one more than boundaries.
+        t_mul: Factor by which each cycle is longer than the one before, 1 by default.
+        m_mul: Factor by which each cycle begins higher, 1 by default.
 
     Raises:
         UnknownNameError: The name is unknown.
@@ -263,6 +288,9 @@ class Schedule:
     total_epochs: float | None = None
     every_epochs: float | None = None
     boundary_epochs: Sequence[float] | None = None
+    factors: Sequence[float] | None = None
+    t_mul: float | None = None
+    m_mul: float | None = None
 
     def __post_init__(self) -> None:
         name = self.name if isinstance(self.name, str) else shown(self.name)
@@ -277,8 +305,7 @@ class Schedule:
                 "Schedule('exponential') needs gamma, the factor of each update, as in "
                 "Schedule('exponential', gamma=0.999)."
             )
-        twins = [("warmup_updates", "warmup_fraction"), *_IN_EPOCHS.items()]
-        for name, twin in (*twins, ("warmup_epochs", "warmup_fraction")):
+        for name, twin in _EITHER:
             values = getattr(self, name), getattr(self, twin)
             if None not in values:
                 raise ConfigError(
@@ -291,11 +318,9 @@ class Schedule:
             self.check_fits(self.total_updates or 0)
 
     def __repr__(self) -> str:
-        """Show the settings; lengths in epochs only if they are set."""
+        """Show the settings; lengths in epochs and rare ones only if they are set."""
         names = [field.name for field in fields(self)]
-        shown = [
-            n for n in names if n not in _IN_EPOCHS or getattr(self, n) is not None
-        ]
+        shown = [n for n in names if n not in _LATER or getattr(self, n) is not None]
         return f"Schedule({', '.join(f'{n}={getattr(self, n)!r}' for n in shown)})"
 
     @property
@@ -341,7 +366,8 @@ class Schedule:
             >>> Schedule("cosine").needs_total, Schedule("constant").needs_total
             (True, False)
         """
-        return self.warmup_fraction is not None or self.name in _STRETCHED
+        is_stretched = self.name in _STRETCHED and self.every_updates is None
+        return self.warmup_fraction is not None or is_stretched
 
     def factor(self, update: int, total: int | None = None) -> float:
         """Compute the factor on the learning rate of an update.
@@ -380,6 +406,8 @@ class Schedule:
         final, share = self.final or 0.0, min(1.0, update / total)
         if self.name == "linear":
             return _between(1.0, final, share)
+        if self.name == "cosine_restarts" and self.every_updates is not None:
+            return self._restarted(update, final)
         if self.name in ("cosine", "cosine_restarts"):
             if update >= total:
                 return final
@@ -390,14 +418,26 @@ class Schedule:
             return _between(final, 1.0, (1.0 - share) ** power)
         if self.name == "exponential":
             return float((self.gamma or 1.0) ** (update / (self.every_updates or 1)))
-        if self.name == "inverse_sqrt":
+        if self.name in ("inverse_sqrt", "inverse_time"):
             timescale = self.timescale or warmup or 10_000
-            return math.sqrt(timescale / (update + timescale))
+            share = timescale / (update + timescale)
+            return share if self.name == "inverse_time" else math.sqrt(share)
         if self.name == "step":
             gamma = 0.1 if self.gamma is None else self.gamma
             passed = bisect.bisect_right(self.boundaries or (), update + warmup)
-            return float(gamma**passed)
+            return float(
+                gamma**passed if self.factors is None else self.factors[passed]
+            )
         return 1.0
+
+    def _restarted(self, update: int, final: float) -> float:
+        """Compute the factor in cycles whose length and height grow."""
+        length, growth = float(self.every_updates or 1), self.t_mul or 1.0
+        num_cycles, done = divmod(update, length) if growth == 1.0 else (0, update)
+        while done >= length:
+            num_cycles, done, length = num_cycles + 1, done - length, length * growth
+        height = (1.0 - final) * (self.m_mul or 1.0) ** num_cycles
+        return _half_cosine(final + height, final, done / length)
 
     def _one_cycle(self, update: int, total: int) -> float:
         """Compute torch's cycle: `initial` at the first update, `final` at the last."""
@@ -496,6 +536,16 @@ class Schedule:
                 "before."
             )
         object.__setattr__(self, name, tuple(boundaries))
+        if self.factors is None:
+            return
+        if len(self.factors) != len(boundaries) + 1:
+            raise ConfigError(
+                f"{self._who} has {len(self.factors)} factors and {len(boundaries)} "
+                f"{name}: give one factor more than boundaries."
+            )
+        for factor in self.factors:
+            check_number("a factor", factor, of=self._who, least=0)
+        object.__setattr__(self, "factors", tuple(self.factors))
 
 
 def _between(start: float, end: float, share: float) -> float:
@@ -578,20 +628,23 @@ class Setter:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
 
-    def state_fault(self, state: Any, where: str, *, is_begun: bool) -> str | None:
-        """Return why a state can't be of this schedule, or None; see `_kinds`.
+    def check_state(self, state: Any, where: str, is_begun: bool) -> None:
+        """Refuse a state that can't be of this schedule; change nothing.
 
         Args:
             state: A saved state.
-            where: Name of the state in the text.
+            where: Name of the state in error messages.
             is_begun: Whether updates were made. Lengths are unknown before the first.
+
+        Raises:
+            DamagedCheckpointError: The state can't be of this schedule.
         """
         kinds = {name: like(value) for name, value in self.state_dict().items()}
         lengths = {"total": self.needs_total, "per_epoch": self.needs_epochs}
         for name in set(lengths).intersection(kinds):
             is_known = is_begun and lengths[name]
             kinds[name] = count if is_known else optional(count)
-        return dict_with(kinds, is_closed=True)(state, where)
+        check_saved(dict_with(kinds, is_closed=True), state, where)
 
 
 class ScheduledValues(Setter):
@@ -869,28 +922,28 @@ class TorchScheduler(Setter):
             ],
         }
 
-    def state_fault(self, state: Any, where: str, *, is_begun: bool) -> str | None:
-        """Return why a copy of the scheduler can't load the state, or None."""
+    def check_state(self, state: Any, where: str, is_begun: bool) -> None:
+        """Refuse a state that a copy of the scheduler can't load."""
+        super().check_state(state, where, is_begun)
         source = self._mirror.source
-        fault = super().state_fault(state, where, is_begun=is_begun)
-        parts = [*_list_schedulers(self._scheduler)]
-        if fault is not None or not all(map(_has_no_user_code, parts)):
-            return fault
+        if not all(map(_has_no_user_code, _list_schedulers(self._scheduler))):
+            return
         groups = [dict(group) for group in source.param_groups]
         stub = SimpleNamespace(param_groups=groups, defaults=source.defaults)
         try:
             copied = copy.deepcopy(self._scheduler, {id(source): stub})
         except TypeError:  # CyclicLR holds a WeakMethod in torch 2.0
-            return None
+            return
         try:
             copied.load_state_dict(dict(state["scheduler"]))
             for part in _list_schedulers(copied):
                 part._get_lr_called_within_step = True
                 with contextlib.suppress(NotImplementedError):  # raised by SequentialLR
                     part.get_lr()
-        except Exception as error:  # noqa: BLE001 - torch's code may raise anything
-            return f"{where}.scheduler isn't one of {self._who}: {error!r}"
-        return None
+        except Exception as error:  # torch's code may raise anything
+            raise damaged(
+                f"{where}.scheduler isn't one of {self._who}: {error!r}"
+            ) from error
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""

@@ -31,8 +31,7 @@ _SLOT_COLORS = {
 _LIMIT_COLOR = "#d62728"
 _FAR = 10  # a limit this many times the longest bar isn't drawn: no bar would be seen
 _FORMATS = (".svg", ".png", ".pdf")
-_WIDE = 10_000  # columns of a text whose lines aren't broken
-_COLUMNS = 100  # of sentences
+_COLUMNS = 80  # of a text
 
 
 Columns = Mapping[str, Callable[[Any], str]]
@@ -55,10 +54,21 @@ class Table(NamedTuple):
     caption: str = ""
 
     def printed(self, console: Console) -> Iterator[Any]:
-        """Yield columns, or a line for each row if the columns are too wide."""
+        """Yield columns, or a line for each row if the columns are too wide.
+
+        Numbers aren't broken; texts are, between words.
+        """
         header = list(self.columns)
         rows = [[text(item) for text in self.columns.values()] for item in self.items]
-        widths = [max(map(len, cells)) for cells in zip(header, *rows)]
+        columns = [*zip(header, *rows)]
+        are_numbers = [
+            any(cell.lstrip("~<")[:1].isdigit() for cell in cells)
+            for _, *cells in columns
+        ]
+        widths = [
+            max(len(cell) if is_number else _longest_word(cell) for cell in cells)
+            for is_number, cells in zip(are_numbers, columns)
+        ]
         if sum(widths) + 2 * (len(widths) - 1) > console.width:
             for name, *cells in rows:
                 pairs = zip(header[1:], cells)
@@ -66,10 +76,10 @@ class Table(NamedTuple):
                 yield f"{name}: {', '.join(words)}"
             return
         grid = rich_table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for place, (name, *cells) in enumerate(zip(header, *rows)):
-            has_numbers = any(cell.lstrip("~<")[:1].isdigit() for cell in cells)
-            side = "right" if place and has_numbers else "left"
-            grid.add_column(name, justify=side)  # type: ignore[arg-type]
+        described = zip(header, are_numbers, widths)
+        for place, (name, is_number, width) in enumerate(described):
+            side: Any = "right" if place and is_number else "left"
+            grid.add_column(name, justify=side, no_wrap=is_number, min_width=width)
         for row in rows:
             grid.add_row(*row)
         yield grid
@@ -248,6 +258,10 @@ def share_in_words(share: float) -> str:
     return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
 
 
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
+
+
 def show(contents: Sequence[Content], console: Console | None = None) -> None:
     """Print texts, tables and pictures, separated by blank lines.
 
@@ -284,7 +298,9 @@ def as_text(contents: Sequence[Content]) -> str:
         elif isinstance(content, Table):
             texts.append(content._replace(caption=short(content.caption)))
     # Kernels of notebooks ask all consoles for a terminal's colors.
-    console = Console(file=file, width=_WIDE, force_jupyter=False, force_terminal=False)
+    console = Console(
+        file=file, width=_COLUMNS, force_jupyter=False, force_terminal=False
+    )
     show(texts, console)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 

@@ -27,7 +27,12 @@ REFUSED = [
     ("ReduceLROnPlateau", "min_lr", [-0.1, INFINITY], "of 0 or more"),
     ("LearningRateScheduler", "schedule", [lambda: 0.1, 0.1, None], r"\(epoch"),
     ("ModelCheckpoint", "filepath", [b"run", 3], "use a path"),
-    ("ModelCheckpoint", "filepath", ["x.h5", "x.keras", "{epoch}/x.pt"], WEIGHTS),
+    (
+        "ModelCheckpoint",
+        "filepath",
+        ["x.h5", "x.keras", "{epoch}/x.pt", "x-{epoch:02d}.h5"],
+        WEIGHTS,
+    ),
     ("ModelCheckpoint", "filepath", ["x.safetensors.tmp", "x-{q}-y.ckpt/"], WEIGHTS),
     ("ModelCheckpoint", "save_weights_only", [True], "but save_weights_only=True"),
     (

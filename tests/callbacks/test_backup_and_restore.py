@@ -13,7 +13,6 @@ from ipufit import (
     BackupAndRestore,
     Callback,
     ConfigError,
-    IPUModel,
     LambdaCallback,
     StopAfter,
     UnsupportedError,
@@ -21,7 +20,7 @@ from ipufit import (
 from ipufit.checkpoint import read_manifest
 from ipufit.errors import CheckpointWarning
 from tests.callbacks.driving import linear
-from tests.reference import AtEpochEnd
+from tests.reference import AtEpochEnd, compiled
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -145,8 +144,7 @@ def test_a_run_that_stops_by_itself_when_it_is_evicted_keeps_its_backup(tmp_path
 
 def test_streamed_metrics_can_not_be_saved_inside_an_epoch(tmp_path):
     def run(save_freq, *callbacks):
-        model = IPUModel(torch.nn.Linear(2, 1))
-        model.compile("sgd", "mse", metrics=["spearman"])
+        model = compiled(torch.nn.Linear(2, 1), loss="mse", metrics=["spearman"])
         backup = BackupAndRestore(tmp_path, save_freq)
         data = {"batch_size": 2, "epochs": 2, "verbose": 0}
         x, y = torch.rand(16, 2), torch.rand(16, 1)

@@ -16,14 +16,15 @@ from ipufit import (
     GradientMonitor,
     IPUConfig,
     IPUModel,
-    NonFiniteGradientWarning,
     NonFiniteLossWarning,
     Optimizer,
     UnknownNameError,
     UnsupportedError,
     poptorch,
 )
+from ipufit.errors import NonFiniteGradientWarning
 from ipufit.state import RunState
+from tests.reference import compiled
 from tests.strategies import examples
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(3))
@@ -162,8 +163,7 @@ def test_only_the_parameters_named_come_back():
 def test_frozen_parameters_have_none():
     module = network()
     module[0].requires_grad_(False)
-    model = IPUModel(module)
-    model.compile("sgd", "mse")
+    model = compiled(module, loss="mse")
     monitor = Recorder()
     model.fit(X, Y, 12, verbose=0, callbacks=monitor)
     assert list(monitor.seen[0]) == ["2.weight", "2.bias"]
@@ -178,8 +178,7 @@ def test_the_weights_are_the_same_with_it():
 
 
 def test_the_first_gradient_that_is_not_finite_is_warned_of():
-    model = IPUModel(network())
-    model.compile(Optimizer("sgd", 1e30), "mse")
+    model = compiled(network(), optimizer=Optimizer("sgd", 1e30), loss="mse")
     monitor = GradientMonitor()
     with pytest.warns() as caught:
         model.fit(X, Y, 12, epochs=2, verbose=0, callbacks=monitor)

@@ -18,6 +18,7 @@ from ipufit import (
 from ipufit.callbacks import ModelCheckpoint
 from ipufit.checkpoint import read_manifest
 from ipufit.state import RunState
+from tests import reference
 from tests.callbacks.driving import ScriptedModel, play
 
 pytestmark = [pytest.mark.floor, pytest.mark.usefixtures("in_tmp_path")]
@@ -44,8 +45,7 @@ def test_a_name_that_cannot_be_made_is_refused(path):
 
 def test_a_call_of_several_updates_is_saved_once():
     module = torch.nn.Linear(2, 1)
-    model = IPUModel(module, IPUConfig(device_iterations=3))
-    model.compile("sgd", "mse")
+    model = reference.compiled(module, device_iterations=3, loss="mse")
     x, y = torch.randn(24, 2), torch.randn(24, 1)
     checkpoint = ModelCheckpoint("e{epoch}-b{batch}.safetensors", save_freq=2)
     model.fit(x, y, batch_size=4, epochs=2, callbacks=checkpoint, verbose=0)
@@ -122,8 +122,7 @@ def test_a_seed_of_64_bits_is_saved():
     def fit(**arguments):
         torch.manual_seed(-1)  # a process begins with such a one half of the time
         layers = torch.nn.Linear(2, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1)
-        model = IPUModel(torch.nn.Sequential(*layers))
-        model.compile("sgd", "mse")
+        model = reference.compiled(torch.nn.Sequential(*layers), loss="mse")
         arguments["callbacks"] = ModelCheckpoint("run-{epoch}")
         return model.fit(*data, batch_size=4, epochs=2, verbose=0, **arguments)
 
@@ -236,8 +235,7 @@ class Odd(torch.nn.Module):
 
 
 def test_weights_of_any_dtype_and_tied_ones_are_written():
-    model = IPUModel(Odd())
-    model.compile("sgd", "mse")
+    model = reference.compiled(Odd(), loss="mse")
     saving = ModelCheckpoint("weights.safetensors")
     model.fit(torch.rand(4, 3), torch.rand(4, 1), 2, verbose=0, callbacks=saving)
     with safetensors.safe_open("weights.safetensors", "pt") as file:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit import Callback, ConfigError, IPUModel
+from ipufit import Callback, ConfigError
 from ipufit.callbacks import (
     EarlyStopping,
     ModelCheckpoint,
@@ -18,7 +18,7 @@ from ipufit.callbacks import (
 from ipufit.errors import NonFiniteLossWarning
 from ipufit.metrics import StreamedMetric
 from tests.callbacks.driving import linear, play
-from tests.reference import Recorder
+from tests.reference import Recorder, compiled
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -138,8 +138,7 @@ class Largest(StreamedMetric):
 
 @pytest.mark.parametrize("prefix", ["", "val_"])
 def test_streamed_metrics_say_which_way_is_better(prefix):
-    model = IPUModel(torch.nn.Linear(2, 1))
-    model.compile("sgd", "mse", metrics=[Largest("largest")])
+    model = compiled(torch.nn.Linear(2, 1), loss="mse", metrics=[Largest("largest")])
     x, y = torch.randn(8, 2), torch.randn(8, 1)
     stopping = EarlyStopping(f"{prefix}largest", patience=9)
     validation_data = (x, y) if prefix else None
@@ -216,8 +215,7 @@ class Withdrawing(Callback):
 
 
 def test_a_stop_can_be_withdrawn_until_the_call_is_over():
-    model = IPUModel(torch.nn.Linear(2, 1))
-    model.compile("sgd", "mse")
+    model = compiled(torch.nn.Linear(2, 1), loss="mse")
     x, y = torch.zeros(8, 2), torch.ones(8, 1)
     history = model.fit(x, y, 4, epochs=2, verbose=0, callbacks=Withdrawing())
     assert history.epoch == [0, 1]
@@ -236,8 +234,7 @@ class WithdrawingAfterValidation(Callback):
 
 
 def test_a_stop_can_be_withdrawn_after_a_validation():
-    model = IPUModel(torch.nn.Linear(2, 1))
-    model.compile("sgd", "mse")
+    model = compiled(torch.nn.Linear(2, 1), loss="mse")
     x, y = torch.zeros(8, 2), torch.ones(8, 1)
     stops = WithdrawingAfterValidation()
     data = {"validation_data": (x, y), "callbacks": stops}

@@ -438,7 +438,7 @@ def warnings_of_a_run(function, epochs=3):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run()
-        is_grave = ipufit.OtherNumbersWarning
+        is_grave = ipufit.errors.OtherNumbersWarning
         said.append([str(one.message) for one in caught if one.category is is_grave])
     return said
 
@@ -473,7 +473,7 @@ def test_many_layers_are_one_warning():
     layers = [layer for _ in range(3) for layer in (nn.Linear(4, 4), nn.PReLU())]
     model = model_of(nn.Sequential(*layers, nn.Linear(4, 4)))
     with pytest.warns(
-        ipufit.OtherNumbersWarning, match="before it .* trains"
+        ipufit.errors.OtherNumbersWarning, match="before it .* trains"
     ) as caught:
         model.fit(X, Y, batch_size=8, verbose=0)
     assert len(caught) == 1

@@ -9,8 +9,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ipufit import IPUConfig, IPUModel, UnsupportedError
+from ipufit import UnsupportedError
 from tests.check.test_check_models import runs
+from tests.reference import compiled
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [
@@ -139,8 +140,7 @@ def test_a_check_agrees_with_a_compilation(name, monkeypatch):
         pytest.skip("transformers needs a newer torch for fused attention")
     torch.manual_seed(0)
     module, x = CASES[name]()
-    model = IPUModel(module, IPUConfig(micro_batch_size=2))
-    model.compile("adamw")
+    model = compiled(module, micro_batch_size=2, optimizer="adamw", loss=None)
     report = model.check(x, batch_size=ROWS)
     if not report.is_refused:
         plan = model.plan(x, batch_size=ROWS)
@@ -158,8 +158,7 @@ def test_a_check_agrees_with_a_compilation(name, monkeypatch):
 )
 def test_a_mask_whose_values_are_read_is_refused_with_the_way_out(name):
     module, x = CASES[name]()
-    model = IPUModel(module)
-    model.compile("adamw")
+    model = compiled(module, optimizer="adamw", loss=None)
     with pytest.raises(UnsupportedError, match="attention_mask with four dimensions"):
         model.fit(x, batch_size=2, verbose=0)
     with pytest.raises(UnsupportedError, match="attention_mask with four dimensions"):

@@ -26,8 +26,7 @@ class Network(torch.nn.Module):
 
 
 def fit(module, loss="mse", **config):
-    model = IPUModel(module, IPUConfig(micro_batch_size=2, **config))
-    model.compile("sgd", loss)
+    model = reference.compiled(module, micro_batch_size=2, **config, loss=loss)
     model.fit(X, Y, verbose=0)
     return model
 

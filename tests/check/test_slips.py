@@ -311,6 +311,11 @@ def test_a_frame_whose_columns_have_names_in_forward(network, nested, words):
             compiled(network(), loss="mse").fit(dict(frame), targets, 8, verbose=0)
 
 
+@pytest.fixture(scope="module")
+def deep():
+    return torch.nn.Sequential(*(torch.nn.Linear(50, 50) for _ in range(200)))
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -327,12 +332,11 @@ def test_a_frame_whose_columns_have_names_in_forward(network, nested, words):
     ],
 )
 @pytest.mark.parametrize("kind", [dict, list, torch.nn.Sequential])
-def test_a_big_value_is_not_printed_whole(call, kind):
-    module = torch.nn.Sequential(*(torch.nn.Linear(50, 50) for _ in range(200)))
+def test_a_big_value_is_not_printed_whole(call, kind, deep):
     value = {
-        dict: module.state_dict(),
-        list: [layer.weight.detach().numpy() for layer in module],
-        torch.nn.Sequential: [module],
+        dict: deep.state_dict(),
+        list: [layer.weight.detach().numpy() for layer in deep],
+        torch.nn.Sequential: [deep],
     }[kind]
     with pytest.raises(IpufitError) as caught:
         call(value)

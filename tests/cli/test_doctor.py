@@ -142,6 +142,11 @@ def test_people_read_lines_with_what_to_do(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Back end"
     assert any(line.split()[:1] == ["torch"] for line in lines)
+    words = ["one", "has", "eleven", "letters"] * 12
+    long = doctor.Finding("IPUs", "IPUs", " ".join(words), " ".join(words))
+    wrapped = doctor.in_words([long]).splitlines()
+    assert max(map(len, wrapped)) <= 80
+    assert " ".join(wrapped).split() == ["IPUs", "IPUs", *words, "->", *words]
     wrong = doctor.Finding("IPUs", "IPUs", "none", "look at gc-monitor", is_wrong=True)
     assert (
         doctor.in_words([wrong])

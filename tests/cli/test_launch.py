@@ -17,16 +17,20 @@ ROOT = Path(__file__).parent.parent.parent
 SECONDS = 240  # far more than a loaded machine needs
 
 SUMMING = """
-import os, sys
+import os, random, sys
 import torch
 import ipufit
 from ipufit.distributed import processes
 
-network = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4))
+class Drawing(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x + random.random() + torch.rand(1))
+
+network = torch.nn.Sequential(Drawing(2, 4), torch.nn.BatchNorm1d(4))
 model = ipufit.IPUModel(network)  # which lives to the end
 model.compile("sgd", "mse")
 torch.manual_seed(0)  # the same in both processes
-x, y = torch.randn(32, 2), torch.randn(32, 4)
+x, y = torch.randn(33, 2), torch.randn(33, 4)
 model.fit(x, y, batch_size=16, validation_data=(x, y), verbose=0)
 total = processes().summed(torch.tensor([float(os.environ["RANK"]) + 1]))
 print("total", total.item(), os.environ["IPUFIT_REPLICAS"], sys.argv[1:])
@@ -59,6 +63,14 @@ def test_two_processes_sum_and_print_once(tmp_path):
     assert err.count(f"threads {threads}") == 2  # lines of two may mix
     assert err.startswith("ipufit: IPUFIT_REPLICAS=4 OMP_NUM_THREADS=")
     assert "Setting OMP_NUM_THREADS" not in err
+    for said, times in {
+        "Running on this host": 1,
+        "DroppedRowsWarning: ": 1,
+        "enableExecutableCaching isn't set": 1,
+        "No device set in torch.rand()": 1,
+        "BakedInWarning: ": 2,  # of the training and of the validation program
+    }.items():
+        assert err.count(said) == times, (said, err)
 
 
 def test_poprun_takes_the_place_of_the_command(tmp_path):
@@ -88,7 +100,7 @@ def test_poprun_takes_the_place_of_the_command(tmp_path):
     assert "poprun --num-instances=2" in err
 
 
-@pytest.mark.parametrize("died", [False, True])
+@pytest.mark.parametrize("died", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_error_of_a_script_is_the_last_thing_on_the_screen(tmp_path, died):
     script = tmp_path / "fails.py"
     ending = "os.kill(os.getpid(), 9)" if died else "raise ValueError('bad data')"

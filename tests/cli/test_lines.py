@@ -108,6 +108,24 @@ def test_it_names_its_commands_and_its_version(run):
     assert "models:make" in run("plan", "--help")[1]
 
 
+@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+def test_help_has_eighty_columns(run, monkeypatch, columns, command):
+    monkeypatch.setenv("COLUMNS", columns)
+    _, out, err = run(*command.split(), "--help")
+    lines = (out + err).splitlines()
+    assert len(lines) >= 5
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_plan_has_eighty_columns(run, written):
+    status, out, err = run("plan", f"{written(PLANNED + CALL)}.py")
+    assert status == 0, err
+    lines = out.splitlines()
+    assert "Memory:" in lines
+    assert max(map(len, lines)) <= 80
+
+
 def test_starting_it_waits_for_no_torch():
     code = "import sys, ipufit.__main__; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

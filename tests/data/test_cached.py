@@ -21,8 +21,6 @@ from torch.utils.data import (
 from ipufit import (
     CachedDataset,
     DataError,
-    IPUConfig,
-    IPUModel,
     ModelCheckpoint,
 )
 from ipufit._tree import Structure, tree_map
@@ -206,8 +204,7 @@ def test_what_cannot_be_cached_is_refused(dataset, message):
 
 
 def fitted(x, config=(), **arguments):
-    model = IPUModel(reference.network(), IPUConfig(seed=3, **dict(config)))
-    model.compile("sgd", "cross_entropy", weighted_metrics=["accuracy"])
+    model = reference.compiled(seed=3, **dict(config), weighted_metrics=["accuracy"])
     history = model.fit(x, batch_size=4, epochs=2, verbose=0, **arguments)
     return history.history, reference.weights(model.module)
 
@@ -228,8 +225,7 @@ def test_the_last_samples_may_validate():
 
 def test_a_run_goes_on_with_the_cache_of_its_dataset(tmp_path):
     def run_on(x, epochs, name, **resume):
-        model = IPUModel(reference.network(), IPUConfig(seed=3))
-        model.compile("adam", "cross_entropy", metrics=["accuracy"])
+        model = reference.compiled(seed=3, optimizer="adam", metrics=["accuracy"])
         folder = tmp_path / name
         folder.mkdir()
         saving = ModelCheckpoint(folder / "{epoch}", save_weights_only=False)

@@ -18,9 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 from ipufit import (
     Callback,
     DataError,
-    DataRanOutWarning,
     DroppedRowsWarning,
-    EmptyUpdatesWarning,
     IPUConfig,
     IPUModel,
     LambdaCallback,
@@ -28,6 +26,7 @@ from ipufit import (
     StreamedMetric,
     poptorch,
 )
+from ipufit.errors import DataRanOutWarning, EmptyUpdatesWarning
 from tests import reference
 from tests.reference import Items, Restartable, Stream
 
@@ -210,9 +209,7 @@ WITH_PROCESSES = {
 
 def make_model(plan=None, *, metrics=("accuracy",), **settings):
     config = IPUConfig(**{**(PLANS[plan] if plan else {}), **settings})
-    model = IPUModel(reference.network(), config)
-    model.compile("adam", "cross_entropy", metrics=list(metrics))
-    return model
+    return reference.compiled(config=config, optimizer="adam", metrics=list(metrics))
 
 
 def trained(model, *data):
@@ -314,8 +311,7 @@ def test_several_targets_are_named_by_their_columns():
         (X, {"kind": Y, "size": sizes}),
         ({"features": X, "kind": Y, "size": sizes}, ["kind", "size"]),
     ):
-        model = IPUModel(Two())
-        model.compile("sgd", {"kind": "cross_entropy", "size": "mse"})
+        model = reference.compiled(Two(), loss={"kind": "cross_entropy", "size": "mse"})
         model.fit(*data, batch_size=17, shuffle=False, verbose=0)
         weights.append(model.get_weights())
     assert all(np.array_equal(a, b) for a, b in zip(*weights))
@@ -343,8 +339,7 @@ class Scaled(torch.nn.Module):
 
 
 def scaled_fit(data, **settings):
-    model = IPUModel(Scaled(), IPUConfig(replicas=2))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(Scaled(), replicas=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DroppedRowsWarning)
         history = model.fit(
@@ -788,8 +783,7 @@ def test_sparse_matrices_are_the_dense_ones(name):
 
     def figures(data):
         torch.manual_seed(0)
-        model = IPUModel(torch.nn.Linear(3, 4))
-        model.compile("sgd", "cross_entropy")
+        model = reference.compiled(torch.nn.Linear(3, 4))
         settings = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
         history = model.fit(data, y, validation_data=(data, y), **settings)
         model.fit(data, y, validation_split=0.5, **settings)
@@ -806,7 +800,6 @@ def test_sparse_matrices_are_the_dense_ones(name):
 def test_sparse_batches_are_made_dense():
     sparse = pytest.importorskip("scipy.sparse")
     batches = [(sparse.csr_matrix(x), y) for x, y in zip(X.split(6), Y.split(6))]
-    model = IPUModel(torch.nn.Linear(3, 4))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(torch.nn.Linear(3, 4))
     wanted = model.evaluate(X, Y, verbose=0)["loss"]
     assert model.evaluate(iter(batches), verbose=0)["loss"] == pytest.approx(wanted)

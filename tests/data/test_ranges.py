@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from ipufit import CachedDataset, DataError, IPUConfig, IPUModel
+from ipufit import CachedDataset, DataError, IPUModel
 from tests import reference
 
 LARGE = 1_700_000_000_123
@@ -54,9 +54,7 @@ class Widened(torch.nn.Module):
 
 
 def compiled(**settings):
-    model = IPUModel(Widened(), IPUConfig(device_iterations=2, **settings))
-    model.compile("sgd", "mse")
-    return model
+    return reference.compiled(Widened(), device_iterations=2, **settings, loss="mse")
 
 
 @pytest.mark.parametrize(

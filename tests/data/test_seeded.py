@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ipufit import IPUConfig, IPUModel, LambdaCallback
 from tests.emulator._datasets import preload_fork_server
+from tests.reference import compiled
 
 preload_fork_server()
 
@@ -38,8 +39,7 @@ class Seen(torch.nn.Module):
 
 def sums(**config):
     torch.manual_seed(5)
-    model = IPUModel(Seen(), IPUConfig(**config))
-    model.compile("sgd", "mse")
+    model = compiled(Seen(), **config, loss="mse")
     model.fit(Drawing(), batch_size=2, epochs=2, verbose=0)
     return torch.tensor(model.module.sums.tolist())
 
@@ -107,8 +107,7 @@ def test_data_see_what_a_callback_sets(data, load, num_workers):
         of_callback.epoch = epoch
 
     config = {} if callable(load) else {"num_workers": num_workers}
-    model = IPUModel(Seen(), IPUConfig(loader_mode=mode, **config))
-    model.compile("sgd", "mse")
+    model = compiled(Seen(), loader_mode=mode, **config, loss="mse")
     callback = LambdaCallback(on_epoch_begin=set_epoch)
     given = {"batch_size": 2, "callbacks": [callback], "verbose": 0}
     model.fit(data, epochs=4, initial_epoch=2, **given)

@@ -18,9 +18,10 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from ipufit import BatchPlan, DataError, WholeStreamWarning, poptorch
+from ipufit import BatchPlan, DataError, poptorch
 from ipufit.data.sources import as_source
 from ipufit.distributed import configure, get_process_info
+from ipufit.errors import WholeStreamWarning
 from tests.data._together import together
 from tests.data.test_division import (
     by_update,

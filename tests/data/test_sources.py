@@ -244,6 +244,15 @@ def test_weights_and_validation_data_are_named():
             compiled().train_on_batch(x)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "Float64"])
+def test_columns_may_have_the_same_name(dtype):
+    pandas = pytest.importorskip("pandas")
+    rows = [[1.0, 2.0], [3.0, 4.0]]
+    frame = pandas.DataFrame(rows, columns=["a", "a"], dtype=dtype)
+    model = IPUModel(torch.nn.Linear(2, 1))
+    assert torch.equal(model.predict(frame), model.predict(torch.tensor(rows)))
+
+
 def test_columns_that_lack_values_are_named():
     pandas = pytest.importorskip("pandas")
     for dtype in ("Int64", "Float64", "boolean", object):
@@ -263,6 +272,12 @@ def test_columns_that_lack_values_are_named():
             predicted(words)
         with pytest.raises(DataError, match=f"`y` is the series 'd' of {words.dtype}"):
             compiled().fit(pandas.DataFrame({"a": [1.0, 2.0], "d": words}), "d")
+    numbers = pandas.Series([0.5, 1], dtype=object)
+    said = r"numbers as objects of Python .* \.astype\(\"float32\"\)"
+    with pytest.raises(DataError, match=f"`y` has {said}"):
+        compiled().fit(pandas.DataFrame({"a": [1.0, 2.0]}), numbers)
+    with pytest.raises(DataError, match=rf"`x`\['n'\] has {said}"):
+        predicted(pandas.DataFrame({"a": [1.0, 2.0], "n": numbers}))
     for value in (pandas.NA, np.array([1, pandas.NA], dtype=object)):
         with pytest.raises(DataError, match=r"has <NA>.* a missing value.* fillna"):
             predicted(Items([value]))

@@ -13,11 +13,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
 
-from ipufit import CachedDataset, DataError, IPUModel
+from ipufit import CachedDataset, DataError
 from ipufit.data.arrays import ArrayDataset
 from ipufit.data.datasets import arrays_behind
 from ipufit.data.sources import as_source
-from tests.reference import Items
+from tests.reference import Items, compiled
 from tests.strategies import config_for, examples, plans
 
 
@@ -38,8 +38,7 @@ def run(dataset, plan, **arguments):
     torch.manual_seed(4)
     random.seed(4)
     np.random.seed(4)
-    model = IPUModel(torch.nn.Linear(3, 3), config_for(plan))
-    model.compile("sgd", "cross_entropy")
+    model = compiled(torch.nn.Linear(3, 3), config_for(plan))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         history = model.fit(dataset, epochs=2, verbose=0, **arguments).history

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from ipufit import BatchPlan, DataError, IPUConfig, IPUModel
+from ipufit import BatchPlan, DataError
 from ipufit.data.calls import TrainingBatches
 from ipufit.data.loaders import IterableRows
 from ipufit.data.sources import as_source
@@ -126,8 +126,7 @@ class Broken(Dataset):
 
 def test_the_cause_is_shown_and_no_file_stays(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    model = IPUModel(reference.network(), IPUConfig(loader_mode="async"))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(loader_mode="async")
     with pytest.raises(DataError, match="could not be loaded") as caught:
         model.fit(Broken(), batch_size=2, shuffle=False, verbose=0)
     assert "ValueError: sample 5 is broken" in str(caught.value)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics and losses of ordinary models are scikit-learn's of what they predict.
 
-Each model is trained, validated and evaluated with one, two and four replicas, on rows
-that don't fill a micro-batch.
+Each model is trained, validated and evaluated with four replicas, and in the long run
+with one and two, on rows that don't fill a micro-batch.
 """
 
 import numpy as np
@@ -17,7 +17,9 @@ from tests.metrics import peers
 from tests.metrics.peers import sk
 
 ROWS, COUNT = 2, 19  # rows of a micro-batch, and of all data
-REPLICAS = pytest.mark.parametrize("replicas", [1, 2, 4])
+REPLICAS = pytest.mark.parametrize(
+    "replicas", [4, *(pytest.param(few, marks=pytest.mark.slow) for few in (1, 2))]
+)
 
 
 def check(module, loss, data, replicas, table, peer_of_loss, form):

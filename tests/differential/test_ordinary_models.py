@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of ordinary programs train and validate as in a plain torch loop.
 
-Each is trained with one, two and four replicas, and validated on rows that don't fill a
-micro-batch.
+Each is trained with one and four replicas, in the long run with two, and validated on
+rows that don't fill a micro-batch.
 """
 
 import pytest
@@ -15,7 +15,9 @@ from tests.reference import assert_same_weights
 
 ROWS, LEFT_OVER = 4, 3  # rows of a micro-batch; more rows of the validation
 UPDATES, EPOCHS, RATE = 3, 2, 0.1
-REPLICAS = pytest.mark.parametrize("replicas", [1, 2, 4])
+REPLICAS = pytest.mark.parametrize(
+    "replicas", [1, 4, pytest.param(2, marks=pytest.mark.slow)]
+)
 
 
 def fitted(module, data, validation, replicas, loss=None, **arguments):

@@ -11,7 +11,6 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import resource_sharer
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -20,18 +19,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from ipufit import (
-    Callback,
-    DroppedRowsWarning,
-    EmptyUpdatesWarning,
-    IPUConfig,
-    IPUModel,
-    Optimizer,
-)
+from ipufit import Callback, DroppedRowsWarning, IPUConfig, IPUModel, Optimizer
+from ipufit.errors import EmptyUpdatesWarning
+from tests.metrics import peers
 from tests.reference import Last
 from tests.strategies import is_long
-
-sk = pytest.importorskip("sklearn.metrics", reason="metrics are held against its own")
 
 # On a machine with one processor.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -156,76 +148,31 @@ LOSSES = {  # what `compile` gets, and its value per sample
 }
 
 
-def of_classes(function, **options):
+def of_bits(peer):
+    """Of a column for each channel or label; of all bits where there is none."""
+
     def metric(outputs, targets, weights):
-        if targets.shape == outputs.shape:
-            targets = targets.argmax(1)
-        best = outputs.argmax(1)
-        weights = weights.repeat_interleave(best[0].numel())
-        return function(
-            targets.flatten(), best.flatten(), sample_weight=weights, **options
-        )
+        targets = targets.reshape(outputs.shape)
+        if outputs.dim() == 4:
+            outputs, targets = outputs.movedim(1, -1), targets.movedim(1, -1)
+        width = 1 if outputs.dim() in (1, 3) else None
+        return peers.of_columns(peer, width=width)(outputs, targets, weights)
 
     return metric
 
 
-def of_bits(function, *, is_pooled=True, is_soft=False, **options):
-    """Of all bits, or the mean over columns or channels."""
-
-    def metric(outputs, targets, weights):
-        width = 1 if is_pooled or outputs.dim() in (1, 3) else outputs.shape[1]
-        scores, true = (
-            values.reshape(len(outputs), width, -1).movedim(1, 0).flatten(1)
-            for values in (outputs, targets)
-        )
-        weights = weights.repeat_interleave(scores.shape[1] // len(weights))
-        predicted = scores if is_soft else scores > 0
-        columns = zip(true, predicted)
-        return np.mean(
-            [function(*one, sample_weight=weights, **options) for one in columns]
-        )
-
-    return metric
-
-
-def area(true, scores, sample_weight):
-    """The area under the ROC curve, NaN unless 0s and 1s occur."""
-    return sk.roc_auc_score(true, scores) if 0 < true.mean() < 1 else math.nan
-
-
-def of_numbers(function):
-    def metric(outputs, targets, weights):
-        targets = targets.reshape(outputs.shape).flatten(1)
-        return function(targets, outputs.flatten(1), sample_weight=weights)
-
-    return metric
-
-
-def averaged(each):
-    return lambda o, t, w: np.average(each(o, t), weights=w)
-
-
-MACRO = {"average": "macro", "zero_division": 0}
+CALLED = {"cross_entropy": "crossentropy", "bce": "binary_crossentropy"}
 METRICS = {
     "classes": {
-        "accuracy": of_classes(sk.accuracy_score),
-        "balanced_accuracy": of_classes(sk.balanced_accuracy_score),
-        "f1": of_classes(sk.f1_score, **MACRO),
-        "iou": of_classes(sk.jaccard_score, **MACRO),
-        "cross_entropy": averaged(rows(F.cross_entropy)),
+        name: peers.of_classes(peers.CLASSES[CALLED.get(name, name)], axis=1)
+        for name in ("accuracy", "balanced_accuracy", "f1", "iou", "cross_entropy")
     },
     "bits": {
-        "accuracy": of_bits(sk.accuracy_score),
-        "f1": of_bits(sk.f1_score, is_pooled=False, zero_division=0),
-        "iou": of_bits(sk.jaccard_score, is_pooled=False, zero_division=0),
-        "mean_iou": of_bits(sk.jaccard_score, is_pooled=False, average="macro"),
-        "bce": averaged(lambda o, t: rows(BITS)(o, t.reshape(o.shape))),
-        "exact_auc": of_bits(area, is_pooled=False, is_soft=True),
+        name: of_bits(peers.BITS[CALLED.get(name, name)])
+        for name in ("accuracy", "f1", "iou", "mean_iou", "bce", "exact_auc")
     },
     "numbers": {
-        "mse": of_numbers(sk.mean_squared_error),
-        "mae": of_numbers(sk.mean_absolute_error),
-        "r2": of_numbers(sk.r2_score),
+        name: peers.of_columns(peers.NUMBERS[name]) for name in ("mse", "mae", "r2")
     },
 }
 

@@ -160,18 +160,19 @@ def test_optimizers_compute_what_torch_computes():
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers_compute_what_torch_computes(name):
-    kinds = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}), (torch.optim.Adam, {})
-    for kind, arguments in kinds:
-        for is_per_epoch in (False, True):
-            for is_bound in (False, True):
-                found = outcome(
-                    in_two_groups(kind, arguments),
-                    SCHEDULERS[name],
-                    is_per_epoch=is_per_epoch,
-                    is_bound=is_bound,
-                )
-                is_refused = name == "ReduceLROnPlateau"
-                assert found.kind == (REFUSED if is_refused else EQUAL), found
+    sgd = in_two_groups(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
+    adam = in_two_groups(torch.optim.Adam, {})
+    for optimizer, is_per_epoch, is_bound in [  # each pair of settings
+        (sgd, False, True),
+        (sgd, True, False),
+        (adam, False, False),
+        (adam, True, True),
+    ]:
+        found = outcome(
+            optimizer, SCHEDULERS[name], is_per_epoch=is_per_epoch, is_bound=is_bound
+        )
+        is_refused = name == "ReduceLROnPlateau"
+        assert found.kind == (REFUSED if is_refused else EQUAL), found
 
 
 def test_no_scheduler_is_left_out():

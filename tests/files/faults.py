@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 from unittest import mock
 
 STEPS = ("mkdir", "open", "write", "fsync", "rename", "replace", "unlink", "rmdir")
@@ -60,25 +59,3 @@ def at_step(number, happens, *, is_last=False):
 
 def full_disk():
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def killed():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def fork_and_wait(run):
-    """Run a function in a child; returns whether it came to its end."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            run()
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    if os.WIFEXITED(status):
-        assert os.WEXITSTATUS(status) == 0, "the writer failed"
-        return True
-    assert os.WTERMSIG(status) == signal.SIGKILL
-    return False

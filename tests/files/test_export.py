@@ -42,9 +42,7 @@ def network():
 
 
 def make(**config):
-    model = IPUModel(network(), IPUConfig(**config))
-    model.compile("adam", "cross_entropy")
-    return model
+    return reference.compiled(network(), **config, optimizer="adam")
 
 
 def calls(loaded, about):

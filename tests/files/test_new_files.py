@@ -15,10 +15,16 @@ import pytest
 import torch
 
 from ipufit import CSVLogger, FileError, IPUConfig, poptorch
-from ipufit.checkpoint import load_weights, save_weights
+from ipufit.checkpoint import (
+    CheckpointStore,
+    load_checkpoint,
+    load_weights,
+    save_weights,
+    write_checkpoint,
+)
 from tests.conformance.recording import Recording
 from tests.files.faults import at_step, full_disk, killed_at_step
-from tests.files.samples import names
+from tests.files.samples import names, number_of, sample
 from tests.reference import compiled, samples
 
 X = torch.zeros(4, 3)
@@ -65,14 +71,37 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+def write_saved(path, number):
+    write_checkpoint(path, sample(number))
+
+
+def read_saved(path):
+    return number_of(load_checkpoint(path))
+
+
+def write_store(path, number):
+    CheckpointStore(path, keep_last=1).save(sample(number), epoch=0, update=number)
+
+
+def read_store(path):
+    return number_of(CheckpointStore(path).load_latest()[1])
+
+
+CHECKPOINTS = {
+    "saved": (write_saved, read_saved),
+    "store": (write_store, read_store),
+}
+
+
+@pytest.mark.parametrize("name", [*KINDS, *CHECKPOINTS])
 def test_a_writer_killed_at_any_step_leaves_the_old_file_or_the_new(tmp_path, name):
-    write, read = KINDS[name]
+    write, read = {**KINDS, **CHECKPOINTS}[name]
     path = tmp_path / name
     numbers = set()
     for step in itertools.count():
         write(path, 1)
-        assert not [other for other in names(tmp_path) if other.startswith(".")]
+        assert not [*tmp_path.rglob(".*")]  # nothing is left of a killed writer
+        assert name != "store" or len(names(path)) == 1
         with killed_at_step(step) as taken:
             write(path, 2)
         numbers.add(read(path))

@@ -27,6 +27,7 @@ from ipufit.checkpoint import Checkpoint, write_checkpoint
 from ipufit.emulator import Error, importPoptorchMetadataFromFile, inferenceModel
 from tests.conformance.probing import PROBES
 from tests.conformance.recording import Recording
+from tests.strategies import slow_but_each_fourth
 
 X = torch.linspace(-1, 1, 32).reshape(16, 2)
 Y = X.sum(1, keepdim=True)
@@ -83,7 +84,7 @@ def state_of(model):
     return tensors, {name: now.state[name] for name in ("optimizer", "average")}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_but_each_fourth(range(4)))
 def test_hostile_states_are_refused_by_name_and_nothing_is_taken(seed, tmp_path):
     model, callbacks = compiled()
     model.fit(X, Y, 4, epochs=1, verbose=0, callbacks=[*callbacks, Saver(tmp_path)])

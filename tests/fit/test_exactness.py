@@ -237,8 +237,7 @@ def test_targets_are_cut_to_the_rows_that_evaluate_gets_back(
         own.outputMode(poptorch.OutputMode.EveryN, output_return_period=period)
     else:
         own.outputMode(poptorch.OutputMode.Final)
-    model = IPUModel(reference.network(), IPUConfig(inference_options=own))
-    model.compile("sgd", "cross_entropy", metrics=["accuracy"])
+    model = reference.compiled(inference_options=own, metrics=["accuracy"])
     x, y = reference.samples(count)
     plan = BatchPlan(micro, replicas=replicas, device_iterations=iterations)
     covered = reference.covered_samples(plan, count, mode, period)

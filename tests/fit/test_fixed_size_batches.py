@@ -14,7 +14,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -30,8 +30,7 @@ from ipufit import (
     poptorch,
 )
 from tests.reference import assert_same_weights
-
-pytestmark = pytest.mark.floor
+from tests.strategies import examples
 
 NODES, EDGES, GRAPHS, FEATURES, CLASSES = 12, 20, 4, 3, 3
 COUNTS = [3, 1, 2, 3, 2, 1, 3, 3]  # graphs of each batch
@@ -171,6 +170,7 @@ def test_fit_evaluate_and_predict_are_those_of_plain_torch(
     assert len(outputs) == sum(COUNTS)
 
 
+@settings(max_examples=examples(32))
 @given(
     counts=st.lists(st.integers(0, 3), min_size=1, max_size=7).filter(any),
     layout=st.sampled_from(LAYOUTS),
@@ -293,6 +293,7 @@ def test_targets_of_padding_may_be_anything(batches, name, function, target):
     assert model.evaluate(data, verbose=0)["loss"] == pytest.approx(expected, abs=1e-5)
 
 
+@settings(max_examples=examples(32))
 @given(
     counts=st.lists(st.integers(1, 3), min_size=8, max_size=8),
     layout=st.sampled_from(LAYOUTS),
@@ -550,7 +551,7 @@ def fitted_in_processes():
     model = compiled(config=IPUConfig(gradient_accumulation=2))
     data = FixedSizeBatches(batches, "mask")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ipufit.WholeStreamWarning)
+        warnings.simplefilter("ignore", ipufit.errors.WholeStreamWarning)
         history = model.fit(data, validation_data=data, epochs=2, verbose=0).history
         predicted = model.predict(data, verbose=0)
         parts = model.predict(data, stream=True, verbose=0)

@@ -225,8 +225,7 @@ def run(kind, x, y, weights, config):
         steps = {"step": step}
     if kind not in ("plain", "logged"):
         weights = None
-    model = IPUModel(module, IPUConfig(**config))
-    model.compile("sgd", loss, metrics=metrics, **steps)
+    model = reference.compiled(module, **config, loss=loss, metrics=metrics, **steps)
     figures = model.evaluate(x, y, sample_weight=weights, verbose=0)
     outputs = model.predict(x, verbose=0)
     validated = {}
@@ -428,8 +427,7 @@ def test_data_that_was_one_batch_of_fit_is_evaluated_as_one(rows):
 
 
 def test_an_error_of_shapes_names_the_batch_size_of_fit():
-    model = IPUModel(OfOneSize(8))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(OfOneSize(8))
     model.fit(X, Y, batch_size=8, verbose=0)
     for run in (partial(model.evaluate, X, Y), partial(model.predict, X)):
         with pytest.raises(DataError, match=r"failed .* ones of 32: .* batch_size=8"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ipufit import IPUConfig, IPUModel, poptorch
+from ipufit import IPUConfig, poptorch
 from tests import reference
 from tests.strategies import slow_but_each_fourth
 
@@ -61,8 +61,7 @@ def trained(make, **config):
     """Figures of a fit with validation, and the weights of another after it."""
     module = make()
     layout = {"micro_batch_size": 3, "inference_iterations": 1, **config}
-    model = IPUModel(module, IPUConfig(**layout))
-    model.compile("adam", "cross_entropy", metrics=["accuracy"])
+    model = reference.compiled(module, **layout, optimizer="adam", metrics=["accuracy"])
     fit = {"batch_size": 24, "shuffle": False, "verbose": 0}
     history = model.fit(X, Y, validation_data=(X, Y), **fit)
     with torch.no_grad():

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 import ipufit
 from ipufit import IPUConfig, IPUModel, LambdaCallback
+from tests import reference
 from tests.strategies import examples
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
@@ -65,17 +66,14 @@ def largest(outputs, targets=None):
 
 def compiled(kind, config):
     if kind == "step":
-        model = IPUModel(Pairs(), config)
-        model.compile("sgd", step=step)
+        model = reference.compiled(Pairs(), config, step=step, loss=None)
     elif kind == "step and metrics":
         model = IPUModel(Pairs(), config)
         model.compile("sgd", step=step, metrics=[largest])
     elif kind == "own loss":
-        model = IPUModel(OwnLoss(), config)
-        model.compile("sgd")
+        model = reference.compiled(OwnLoss(), config, loss=None)
     else:
-        model = IPUModel(Logged(), config)
-        model.compile("sgd", "mse")
+        model = reference.compiled(Logged(), config, loss="mse")
     return model
 
 
@@ -171,8 +169,7 @@ class Fixed(Pairs):
 
 
 def test_a_module_that_needs_whole_micro_batches_is_told_of_batch_sizes():
-    model = IPUModel(Fixed())
-    model.compile("sgd")
+    model = reference.compiled(Fixed(), loss=None)
     model.evaluate({"x": X, "z": Z}, batch_size=4, verbose=0)
     with pytest.raises(
         ipufit.DataError, match="2 of the samples don't fill a micro-batch of 4"

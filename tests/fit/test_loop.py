@@ -9,18 +9,16 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from ipufit import Callback, IPUConfig, IPUModel, NonFiniteLossWarning
+from ipufit import Callback, IPUConfig, NonFiniteLossWarning
 from ipufit.metrics import FunctionMetric
-from tests.reference import AtEpochEnd, Recorder
+from tests.reference import AtEpochEnd, Recorder, compiled
 
 X, Y = torch.randn(8, 3), torch.randn(8, 1)
 VALIDATION = (torch.randn(6, 3), torch.randn(6, 1))
 
 
 def make_model(config=None, metrics=("mae",)):
-    model = IPUModel(torch.nn.Linear(3, 1), config or IPUConfig())
-    model.compile("sgd", "mse", metrics=list(metrics))
-    return model
+    return compiled(torch.nn.Linear(3, 1), config, loss="mse", metrics=list(metrics))
 
 
 def test_batch_logs_are_running_means_of_the_epoch():

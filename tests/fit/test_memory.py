@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 import torch
 
-import ipufit
+from tests import reference
 
 
 class Rows(torch.utils.data.Dataset):
@@ -24,9 +24,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 def compiled():
-    model = ipufit.IPUModel(torch.nn.Linear(2, 1))
-    model.compile("adam", "mse")
-    return model
+    return reference.compiled(torch.nn.Linear(2, 1), optimizer="adam", loss="mse")
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

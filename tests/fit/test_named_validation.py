@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import ipufit
 from ipufit import (
-    BackupAndRestore,
     Callback,
     ConfigError,
     DataError,
@@ -27,7 +23,7 @@ from ipufit import (
 )
 from tests.processes import runs
 from tests.reference import assert_same_weights, compiled, samples, weights
-from tests.resume.test_resume import Scenario, assert_same, result_of, seeded
+from tests.strategies import examples
 
 X, Y = samples(24)
 
@@ -58,6 +54,7 @@ def evaluated(model, form, rows):
     return model.evaluate(x, y, sample_weight=weight, verbose=0)
 
 
+@settings(max_examples=examples(32))
 @given(
     sets=st.dictionaries(
         st.sampled_from(["in", "out", "out_of", "ünlike/set", "loss"]),
@@ -263,78 +260,6 @@ def test_sets_are_validated_when_one_set_would_be(more):
     assert named["val_in_loss"] == pytest.approx(of_in["val_loss"], rel=1e-6)
     assert named["val_out_loss"] == pytest.approx(of_out["val_loss"], rel=1e-6)
     assert named["loss"] == of_in["loss"]
-
-
-class EvictInSet(Callback):
-    """Tells the process to end in the validation with a number, counted from 0."""
-
-    is_saved = False
-
-    def __init__(self, number):
-        self.number = number
-
-    def on_test_begin(self, logs):
-        if self.number == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        self.number -= 1
-
-
-def shuffled():
-    rows = TensorDataset(*samples(13, seed=3))
-    return DataLoader(rows, 4, shuffle=True, drop_last=True)
-
-
-@pytest.mark.usefixtures("unsynced")
-@pytest.mark.filterwarnings("ignore::ipufit.errors.DroppedRowsWarning")
-@pytest.mark.parametrize("number", [0, 1, 2, 4])
-@pytest.mark.parametrize("more", [{}, {"validation_updates": 2}])
-def test_a_run_evicted_in_any_set_goes_on_as_if_it_had_not_been(tmp_path, number, more):
-    def run(folder, *breakers):
-        sets = {"in": shuffled(), "out": shuffled()}
-        scenario = Scenario(fitted={**more, "validation_data": sets})
-        model, callbacks = scenario.model(), scenario.callbacks()
-        backup = BackupAndRestore(folder)
-        history = scenario.fit(model, [*callbacks, backup, *breakers])
-        return result_of(model, history, callbacks)
-
-    seeded(1)
-    expected = run(tmp_path / "whole")
-    seeded(1)
-    run(tmp_path / "run", EvictInSet(number))
-    assert (tmp_path / "run").exists()
-    seeded(2)
-    assert_same(run(tmp_path / "run"), expected)
-
-
-@pytest.mark.usefixtures("unsynced")
-@pytest.mark.filterwarnings("ignore::ipufit.errors.DroppedRowsWarning")
-@pytest.mark.parametrize("is_same", [False, True])
-def test_a_run_evicted_twice_in_one_validation_draws_its_stream_again(
-    tmp_path, is_same
-):
-    def data():
-        loader = shuffled()
-        return {
-            "x": loader,
-            "validation_data": loader if is_same else samples(8, seed=4),
-        }
-
-    def run(folder, *breakers):
-        scenario = Scenario(data=data, fitted={"validation_updates": 2})
-        model, callbacks = scenario.model(), scenario.callbacks()
-        backup = BackupAndRestore(folder)
-        history = scenario.fit(model, [*callbacks, backup, *breakers])
-        return result_of(model, history, callbacks)
-
-    seeded(1)
-    expected = run(tmp_path / "whole")
-    seeded(1)
-    run(tmp_path / "run", EvictInSet(2))
-    for seed in (2, 3):  # before a batch of training was drawn again
-        seeded(seed)
-        run(tmp_path / "run", EvictInSet(0))
-    seeded(4)
-    assert_same(run(tmp_path / "run"), expected)
 
 
 def fitted():

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import ipufit
 from ipufit import ConfigError, DataError, IPUConfig, IPUModel
+from tests import reference
 
 X = torch.randn(48, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(0, 4, (48,), generator=torch.Generator().manual_seed(2))
@@ -104,8 +105,7 @@ def test_data_without_targets_and_with_weights():
         each = functional.cross_entropy(module(x), y, reduction="none")
         return (each * w).mean()
 
-    model = IPUModel(network())
-    model.compile("adam", step=of_inputs)
+    model = reference.compiled(network(), optimizer="adam", step=of_inputs, loss=None)
     model.fit(X, **FIT)
     assert model.evaluate(X, verbose=0) == {
         "loss": pytest.approx(float(of_inputs(model.module, X).detach()), rel=1e-5)
@@ -131,8 +131,7 @@ def test_dicts_of_inputs_come_as_they_are():
         outputs = module(batch["left"], batch["right"])
         return functional.cross_entropy(outputs, batch["labels"])
 
-    model = IPUModel(Sum())
-    model.compile("adam", step=of_dict)
+    model = reference.compiled(Sum(), optimizer="adam", step=of_dict, loss=None)
     data = {"left": X, "right": X.flip(0), "labels": Y}
     first = model.evaluate(data, verbose=0)["loss"]
     model.fit(data, epochs=3, **FIT)
@@ -242,8 +241,7 @@ def step_of_parts(module, batch):
 
 
 def test_a_module_needs_no_forward_for_steps():
-    model = IPUModel(Parts())
-    model.compile("sgd", step=step_of_parts)
+    model = reference.compiled(Parts(), step=step_of_parts, loss=None)
     built = model.build(X, Y, batch_size=12, verbose=0)
     assert [one.name for one in built.programs] == ["inference"] * 2 + ["training"]
     assert model.benchmark(X, Y, batch_size=12, calls=2, verbose=0)
@@ -283,8 +281,7 @@ def test_what_fit_refuses_names_the_step():
     message = r"Own\.training_step failed with a batch of float32 \[12, 6\]"
     with pytest.raises(DataError, match=message):
         of_subclass().fit(X, **FIT)
-    model = IPUModel(network())
-    model.compile("sgd", step=named_like_a_validation)
+    model = reference.compiled(network(), step=named_like_a_validation, loss=None)
     assert "val_loss" in model.fit(X, Y, **FIT).history
     with pytest.raises(ConfigError, match=r"reports 'val_loss', and fit.. puts val_"):
         model.fit(X, Y, validation_data=(X, Y), **FIT)

@@ -14,13 +14,13 @@ from torch.nn.functional import cross_entropy, linear
 from ipufit import (
     BackupAndRestore,
     ConfigError,
-    CopiedModuleWarning,
     IPUConfig,
     IPUModel,
     UnknownNameError,
     poptorch,
 )
 from ipufit.callbacks import Callback
+from ipufit.errors import CopiedModuleWarning
 from tests import reference
 
 HALF, SINGLE = torch.float16, torch.float32

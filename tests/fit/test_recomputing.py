@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ipufit import ConfigError, IPUConfig, IPUModel, UnknownNameError, poptorch
-from tests.reference import NUM_CLASSES, NUM_FEATURES, samples
+from tests.reference import NUM_CLASSES, NUM_FEATURES, compiled, samples
 
 
 class Pair(NamedTuple):
@@ -166,8 +166,7 @@ class OwnBlocks(torch.nn.Module):
 
 
 def fitted(module, **fields):
-    model = IPUModel(module, IPUConfig(gradient_accumulation=4, **fields))
-    model.compile("sgd", "cross_entropy")
+    model = compiled(module, gradient_accumulation=4, **fields)
     model.fit(*samples(16), batch_size=16, verbose=0)
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from ipufit import ConfigError, IPUConfig, IPUModel, LambdaCallback
+from ipufit import ConfigError, LambdaCallback
+from tests.reference import compiled
 
 
 def trained(seed, results):
@@ -23,8 +24,7 @@ def trained(seed, results):
             weight.copy_(torch.randn(weight.shape, generator=random))
     x = torch.randn(32, 4, generator=random)
     y = torch.randint(0, 3, (32,), generator=random)
-    model = IPUModel(network, IPUConfig(seed=seed))
-    model.compile("adam", "cross_entropy", metrics=["accuracy"])
+    model = compiled(network, seed=seed, optimizer="adam", metrics=["accuracy"])
     history = model.fit(x, y, 8, epochs=3, verbose=0)
     results[seed] = history.history, model.predict(x, verbose=0).tolist()
 
@@ -58,8 +58,7 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_a_model_that_runs_is_refused_in_another_thread(method):
     x, y = torch.randn(8, 2), torch.randn(8, 1)
-    model = IPUModel(torch.nn.Linear(2, 1))
-    model.compile("sgd", "mse")
+    model = compiled(torch.nn.Linear(2, 1), loss="mse")
     seen = []
 
     def elsewhere():

@@ -6,13 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ipufit import (
-    ConstantBuffersWarning,
-    IPUConfig,
-    IPUModel,
-    LambdaCallback,
-    UnsupportedError,
-)
+from ipufit import IPUConfig, IPUModel, LambdaCallback, UnsupportedError
+from ipufit.errors import ConstantBuffersWarning
+from tests.reference import compiled
 
 X, Y = torch.randn(24, 3), torch.randn(24, 2)
 
@@ -34,8 +30,7 @@ class Counting(torch.nn.Module):
 
 
 def fitted(module, **config):
-    model = IPUModel(module, IPUConfig(micro_batch_size=2, **config))
-    model.compile("sgd", "mse")
+    model = compiled(module, micro_batch_size=2, **config, loss="mse")
     model.fit(X, Y, batch_size=None, epochs=2, shuffle=False, verbose=0)
     return model
 
@@ -69,8 +64,7 @@ def test_counters_count_what_a_replica_has_seen(config):
 def test_a_counter_is_right_in_mid_fit():
     seen = []
     module = Counting(add)
-    model = IPUModel(module, IPUConfig(micro_batch_size=2, device_iterations=3))
-    model.compile("sgd", "mse")
+    model = compiled(module, micro_batch_size=2, device_iterations=3, loss="mse")
     watch = LambdaCallback(on_train_batch_end=lambda *_: seen.append(int(module.count)))
     model.fit(X, Y, shuffle=False, callbacks=[watch], verbose=0)
     assert seen == [3, 6, 9, 12]

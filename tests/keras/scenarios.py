@@ -20,6 +20,8 @@ from tests.callbacks.driving import Played, ScriptedModel, play
 NAN, INF = float("nan"), float("inf")
 SEEDS = range(250)
 """Seeds of the series that are driven without a model."""
+PARTS = [SEEDS[part::10] for part in range(10)]
+"""The same seeds in ten parts: a test for each would take longer than the series."""
 
 
 # What is drawn ----------------------------------------------------------------------

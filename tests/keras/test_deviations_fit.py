@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ipufit import Callback, ConfigError, IPUModel
+from ipufit import Callback, ConfigError, IPUModel, poptorch
 from ipufit.errors import DataError, DroppedRowsWarning
 from tests.keras.twins import (
     NUM_FEATURES,
@@ -336,15 +336,33 @@ def negative_mean(outputs, targets):
     return -abs(outputs - targets).mean(-1)
 
 
-def test_negative_figures_have_four_decimals(capsys):
-    model, ipu = compiled(networks(), metrics=[negative_mean])
+def last_figures(capsys, metric):
+    """What both print of a metric."""
     printed = []
-    for fitted in (model, ipu):
+    for fitted in compiled(networks(), metrics=[metric]):
         fitted.evaluate(*data(8), batch_size=8, verbose=2)
         printed.append(capsys.readouterr().out.splitlines()[-1].split()[-1])
-    assert printed[0].endswith("e-01")
-    assert float(printed[1]) == pytest.approx(float(printed[0]), abs=1e-4)
-    assert "e" not in printed[1]
+    return printed
+
+
+def test_negative_figures_have_four_decimals(capsys):
+    theirs, mine = last_figures(capsys, negative_mean)
+    assert theirs.endswith("e-01")
+    assert float(mine) == pytest.approx(float(theirs), abs=1e-4)
+    assert "e" not in mine
+
+
+def tiny(outputs, targets):
+    return 0 * negative_mean(outputs, targets) + 2**-15
+
+
+def vast(outputs, targets):
+    return 0 * negative_mean(outputs, targets) + 12345.25
+
+
+def test_small_and_large_figures_have_six_digits(capsys):
+    assert last_figures(capsys, tiny) == ["3.0518e-05", "3.05176e-05"]
+    assert last_figures(capsys, vast) == ["12345.2500", "12345.2"]
 
 
 def test_an_epoch_cut_short_shows_the_steps_it_made(capsys):
@@ -368,11 +386,32 @@ def test_without_a_terminal_bars_leave_only_their_lines(capsys):
         fitted.evaluate(*data(8), batch_size=8, verbose="auto")
         shown.append(capsys.readouterr().out)
     assert "\x1b[" in shown[0]
-    assert re.match(r"Compiled in .* s\nEvaluated [\d.]+s  loss \d", shown[1])
+    assert re.match(r"Evaluated [\d.]+m?s  loss \d", shown[1])
     assert "\x1b[" not in shown[1]
 
 
-def test_compilations_are_said(capsys):
+def test_a_prediction_of_less_than_a_second_leaves_no_line(capsys, monkeypatch):
+    x, _ = data(8)
+    shown = []
     for fitted in compiled(networks()):
-        fitted.evaluate(*data(8), batch_size=8, verbose=2)
-    assert capsys.readouterr().out.count("Compiled in ") == 1
+        fitted.predict(x, batch_size=8, verbose=1)
+        shown.append(capsys.readouterr().out)
+        monkeypatch.setattr("time.perf_counter", lambda: 0.0)
+    assert "1/1" in shown[0]
+    assert shown[1] == ""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_compilations_of_a_second_are_said(capsys, monkeypatch, seconds):
+    compile_, now = poptorch.PoplarExecutor.compile, [0.0]
+
+    def slowly(*args):
+        now[0] += seconds
+        return compile_(*args)
+
+    monkeypatch.setattr(poptorch.PoplarExecutor, "compile", slowly)
+    pair = compiled(networks())
+    pair[0].evaluate(*data(8), batch_size=8, verbose=2)
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    pair[1].evaluate(*data(8), batch_size=8, verbose=2)
+    assert capsys.readouterr().out.count("Compiled in 1.0 s") == seconds

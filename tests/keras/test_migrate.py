@@ -2,16 +2,12 @@
 """The page for those who come from Keras: both sides say the same."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.docs.test_migrate import Page
+from tests.interpreters import run_python
 
-ROOT = Path(__file__).parent.parent.parent
 # The page sets no seed, and other starting weights end up to 0.13 apart.
 SEED = """
 import random
@@ -28,14 +24,7 @@ print(json.dumps([*keys, float(result["accuracy"])]))
 
 def said(code, folder):
     """The keys and numbers that a script ends with, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", SEED + code + REPORT],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": str(ROOT)},
-        cwd=folder,
-        check=False,
-    )
+    done = run_python("-c", SEED + code + REPORT, cwd=folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

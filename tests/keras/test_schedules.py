@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules by name against Keras's of the same formula."""
 
-import bisect
 import math
 
 import pytest
@@ -46,8 +45,24 @@ TOTAL = 40
             lambda: schedules.CosineDecayRestarts(1.0, 10, t_mul=1.0, alpha=0.2),
             Schedule("cosine_restarts", cycles=4, final=0.2),
         ),
+        (
+            lambda: schedules.CosineDecayRestarts(1.0, 7, t_mul=1.0, m_mul=0.5),
+            Schedule("cosine_restarts", every_updates=7, m_mul=0.5),
+        ),
+        (
+            lambda: schedules.CosineDecayRestarts(1.0, 4, 2.0, 0.9, 0.1),
+            Schedule("cosine_restarts", every_updates=4, t_mul=2, m_mul=0.9, final=0.1),
+        ),
+        (
+            lambda: schedules.InverseTimeDecay(1.0, 10, 0.96),
+            Schedule("inverse_time", timescale=10 / 0.96),
+        ),
+        (
+            lambda: schedules.PiecewiseConstantDecay([4, 8], [0.5, 1.0, 0.1]),
+            Schedule("step", boundaries=(5, 9), factors=(0.5, 1.0, 0.1)),
+        ),
     ],
-    ids=["cosine", "warm cosine", "polynomial", "linear", "exponential", "restarts"],
+    ids=lambda value: getattr(value, "name", ""),
 )
 def test_factors_are_keras_rates(make, schedule):
     rates = [float(make()(update)) for update in range(TOTAL)]
@@ -67,17 +82,8 @@ def test_a_step_falls_one_update_before_keras():
 
 def torch_schedulers():
     """Schedules of Keras that are torch's, with a base rate of 1."""
-    lambdas, warm = lr_scheduler.LambdaLR, lr_scheduler.CosineAnnealingWarmRestarts
-    values, boundaries = [1.0, 0.7, 0.1], [3, 7]
+    lambdas = lr_scheduler.LambdaLR
     return [
-        (
-            schedules.InverseTimeDecay(1.0, 10, 0.5),
-            lambda optimizer: lambdas(optimizer, lambda k: 1 / (1 + 0.5 * k / 10)),
-        ),
-        (
-            schedules.CosineDecayRestarts(1.0, 4, t_mul=2.0),
-            lambda optimizer: warm(optimizer, T_0=4, T_mult=2),
-        ),
         (
             schedules.ExponentialDecay(1.0, 3, 0.5, staircase=True),
             lambda optimizer: lr_scheduler.StepLR(optimizer, 3, 0.5),
@@ -88,16 +94,10 @@ def torch_schedulers():
                 optimizer, lambda k: 1 - 0.9 * k / (5 * max(1, math.ceil(k / 5)))
             ),
         ),
-        (
-            schedules.PiecewiseConstantDecay(boundaries, values),
-            lambda optimizer: lambdas(
-                optimizer, lambda k: values[bisect.bisect_left(boundaries, k)]
-            ),
-        ),
     ]
 
 
-@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("index", range(2))
 def test_fits_with_torch_s_schedulers_have_keras_rates(index):
     keras_schedule, make = torch_schedulers()[index]
     model = IPUModel(torch.nn.Linear(1, 1))

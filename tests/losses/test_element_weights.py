@@ -153,8 +153,7 @@ def test_the_weights_of_classes_of_the_message_run(dims):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("thresholds", "threshold=0.3"),
-        ("top_k", "top_5_accuracy"),
+        ("thresholds", "threshold=[0.3, 0.7]"),
         ("avrage", "mean 'average'?"),
         ("dtype", "It takes average, class_id,"),
     ],

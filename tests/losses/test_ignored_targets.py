@@ -66,7 +66,7 @@ def loop(module, loss, x, y, size):
 
 
 @pytest.mark.filterwarnings("ignore:.*updates of the last call have padding only")
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(40))
 @given(
     micro=st.integers(1, 3),
     accumulation=st.integers(1, 3),
@@ -158,7 +158,7 @@ FUNCTIONS = [
 ]
 
 
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(40))
 @given(
     layout=st.tuples(*[st.integers(1, 2)] * 4),
     positions=st.sampled_from([0, 3]),
@@ -308,7 +308,7 @@ def test_numbers_of_8_bits_are_no_other_class(index, dtype):
 METRICS = ["accuracy", "mean_iou", "f1", "top_2_accuracy", "cross_entropy"]
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(16))
 @given(
     mark=st.sampled_from([255, -1, 9]),
     dtype=st.sampled_from([torch.int64, torch.int16, torch.uint8]),

@@ -89,6 +89,33 @@ BY_FORMULA = {
         ONE_HOT,
         lambda: -LOGITS.log_softmax(1).diagonal(),
     ),
+    ("binary_focal_crossentropy",): (
+        NUMBERS,
+        TRUTHS,
+        lambda: (
+            (FLAT.sigmoid() - FLOATS) ** 2
+            * F.binary_cross_entropy_with_logits(FLAT, FLOATS, reduction="none")
+        ),
+    ),
+    ("categorical_focal_crossentropy",): (
+        LOGITS,
+        ONE_HOT,
+        lambda: (
+            -0.25
+            * (1 - LOGITS.softmax(1).diagonal()) ** 2
+            * LOGITS.log_softmax(1).diagonal()
+        ),
+    ),
+    ("categorical_hinge",): (
+        LOGITS,
+        ONE_HOT,
+        lambda: (1 + (LOGITS * (1 - ONE_HOT)).amax(1) - LOGITS.diagonal()).relu(),
+    ),
+    ("dice", "tversky"): (
+        LOGITS,
+        ONE_HOT,
+        lambda: 1 - 2 * LOGITS.sigmoid().diagonal() / (1 + LOGITS.sigmoid().sum(1)),
+    ),
     ("cosine_similarity",): (
         LOGITS,
         ONE_HOT,

@@ -273,9 +273,11 @@ def picked(scores, labels, weights):
 
 
 def class_hinge(scores, labels, weights):
-    return sk.hinge_loss(
-        labels, scores, labels=range(scores.shape[1]), sample_weight=weights
-    )
+    """Keras's, whose highest other score is no less than 0."""
+    is_target = np.eye(scores.shape[1], dtype=bool)[labels]
+    others = np.where(is_target, 0, scores).max(1)
+    values = np.maximum(0, 1 + others - scores[is_target])
+    return np.average(values, weights=weights)
 
 
 def of_pairs(metric):

@@ -107,3 +107,28 @@ def test_errors_name_the_metric():
     y, words = {"a": CLASSES, "b": torch.zeros(24, 2)}, "The metric 'b_f1': Targets of"
     with pytest.raises(DataError, match=words):
         figures("dict", y, {"a": "cross_entropy"}, {"a": ["f1"], "b": ["f1"]})
+
+
+def test_values_of_classes_and_thresholds_have_keys_of_their_own():
+    """In calls of several replicas and updates, and for callbacks."""
+    x, y = torch.randn(48, 4), torch.arange(48) % 3
+    each, at = ipufit.metrics.F1Score(None), ipufit.metrics.Recall([0.2, 0.9])
+    config = ipufit.IPUConfig(micro_batch_size=2, replicas=2, device_iterations=3)
+    model = IPUModel(nn.Linear(4, 3), config)
+    model.compile("sgd", "cross_entropy", metrics=[each, at])
+    stop = ipufit.EarlyStopping("val_f1_score_2", patience=0, mode="auto")
+    history = model.fit(
+        x, y, batch_size=4, validation_data=(x, y), callbacks=[stop], verbose=0
+    ).history
+    names = ["f1_score_0", "f1_score_1", "f1_score_2", "recall_0.2", "recall_0.9"]
+    assert list(history) == sorted(
+        ["loss", "val_loss", *names, *(f"val_{name}" for name in names)]
+    )
+    results = model.evaluate(x, y, verbose=0)
+    outputs = model.module(x).detach()
+    for metric, keys in ((each, names[:3]), (at, names[3:])):
+        values = metric.result(metric.sums(outputs, y).double())
+        assert [results[key] for key in keys] == pytest.approx(list(values.values()))
+    model.compile("sgd", "cross_entropy", metrics=[each])
+    with pytest.raises(ipufit.ConfigError, match="f1_score_0"):
+        model.fit(x, y, 4, callbacks=[ipufit.EarlyStopping("f1_score")], verbose=0)

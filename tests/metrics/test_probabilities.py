@@ -42,10 +42,10 @@ def drawn(*shape):
 
 
 def test_metrics_take_a_sigmoids_probabilities():
+    x, y = drawn(32, 1)
+    logits = figures(nn.Identity(), x, y, "bce", BINARY)
+    assert len(logits) == 3 * len(BINARY)
     for loss in (nn.BCELoss(), dice):
-        x, y = drawn(32, 1)
-        logits = figures(nn.Identity(), x, y, "bce", BINARY)
-        assert len(logits) == 3 * len(BINARY)
         assert figures(nn.Sigmoid(), x, y, loss, BINARY, 2) == pytest.approx(
             logits, rel=1e-4
         )

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page's table of what metrics take is true."""
 
+import inspect
 import math
 import pathlib
+import re
 
 import pytest
 import torch
 
-from ipufit.metrics import StreamedMetric, resolve_metric
+from ipufit import metrics
+from ipufit.metrics import Metric, StreamedMetric, resolve_metric
 from tests.metrics.harness import COUNT, figure, labels, scores
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs/reference/metrics.md"
@@ -73,6 +76,24 @@ def test_a_row_of_the_table_is_true(row):
     assert of_bits(name, x, y, kept) == expected
     spread = kept.reshape((-1,) + (1,) * (y.dim() - 1)).expand(y.shape)
     assert of_bits(name, x, y, spread) == expected
+
+
+def test_the_table_of_objects_has_the_arguments_of_each():
+    table = PAGE.read_text().split("| object of `ipufit.metrics` |")[1]
+    listed = {}
+    for line in table.split("\n\n")[0].splitlines()[2:]:
+        names, arguments = (
+            re.findall(r"`(\w+)", cell) for cell in line.split("|")[1:3]
+        )
+        listed.update(dict.fromkeys(names, arguments))
+    kinds = {name: getattr(metrics, name) for name in metrics.__all__}
+    expected = {
+        name: [p for p in inspect.signature(kind).parameters if p != "name"]
+        for name, kind in kinds.items()
+        if inspect.isclass(kind) and issubclass(kind, (Metric, StreamedMetric))
+        if not inspect.isabstract(kind)
+    }
+    assert listed == expected
 
 
 def test_the_table_has_rows():

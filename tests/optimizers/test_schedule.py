@@ -17,7 +17,7 @@ pytestmark = pytest.mark.floor
 
 REQUIRED = {"exponential": {"gamma": 0.9}, "step": {"boundaries": (3, 7)}}
 ENDING = ("linear", "cosine", "cosine_restarts", "polynomial", "one_cycle")
-NAMES = ("constant", "exponential", "step", "inverse_sqrt", *ENDING)
+NAMES = ("constant", "exponential", "step", "inverse_sqrt", "inverse_time", *ENDING)
 
 
 def torchs(make, updates):
@@ -188,6 +188,19 @@ def test_a_warm_up_must_fit_in():
         ("step", {"boundaries": (3, 9), "warmup_updates": 4}, "past its boundary 3"),
         ("polynomial", {"power": 0}, "power=0"),
         ("cosine_restarts", {"cycles": 0}, "cycles=0"),
+        ("cosine_restarts", {"every_updates": 4, "t_mul": 0.5}, "t_mul=0.5"),
+        ("cosine_restarts", {"cycles": 2, "t_mul": 2}, "cycles=2 and t_mul=2"),
+        (
+            "step",
+            {"boundaries": (3, 7), "factors": (1, 0.5)},
+            "2 factors and 2 boundaries",
+        ),
+        ("step", {"boundaries": (3, 7), "factors": (1, 0.5, -1)}, "a factor=-1"),
+        (
+            "step",
+            {"boundaries": (3, 7), "factors": (1, 1, 1), "gamma": 1},
+            r"factors=.* and gamma=1",
+        ),
         ("inverse_sqrt", {"timescale": 0}, "timescale=0"),
         ("inverse_sqrt", {"final": 0.1}, "has no final"),
         ("linear", {"warmup_epochs": -1}, "warmup_epochs=-1"),

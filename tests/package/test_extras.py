@@ -2,7 +2,8 @@
 """What an extra is for works with the real package, where that is installed.
 
 tox has an environment for each extra alone (`extra-wandb`), in which nothing of this is
-skipped. Each package runs in a process of its own, as some leave threads behind.
+skipped; elsewhere it is slow. Each package runs in a process of its own, as some leave
+threads behind.
 """
 
 import importlib.metadata
@@ -153,7 +154,13 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("extra", SCRIPTS)
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param(one, marks=() if one == ALONE else pytest.mark.slow)
+        for one in SCRIPTS
+    ],
+)
 def test_an_extra_does_what_it_is_for(extra, tmp_path):
     module, script = SCRIPTS[extra]
     if extra != ALONE and find_spec(module) is None:

@@ -76,7 +76,8 @@ def with_fit():
 
 def test_the_package_alone_imports_itself():
     assert {name for name in imported("import ipufit") if "ipufit" in name} == {
-        "ipufit"
+        "ipufit",
+        "ipufit._lazy",
     }
 
 

@@ -69,6 +69,19 @@ def test_an_installed_poptorch_is_used(python):
     assert done.stderr.splitlines() == ["INFO:ipufit:Running on PopTorch 3.4.0."]
 
 
+def test_the_emulator_is_not_imported_beside_poptorch_unless_asked_for(python):
+    code = (
+        "import sys, ipufit\n"
+        "from ipufit import poptorch\n"
+        "ipufit.callbacks.EarlyStopping(), ipufit.errors, ipufit.metrics.AUC\n"
+        "dir(ipufit), ipufit.__all__\n"
+        "before = 'ipufit.emulator' in sys.modules\n"
+        "print(before, 'emulator' in ipufit.__all__, ipufit.emulator.__name__)\n"
+    )
+    done = python(code, poptorch="__version__ = '3.4.0'\n")
+    assert done.stdout == "False False ipufit.emulator\n", done.stderr
+
+
 def test_without_one_the_emulator_says_once_that_it_is_the_emulator(python):
     code = LOGGED + "import ipufit\nipufit.IPUModel, ipufit.IPUConfig\n" + WHICH
     done = python(code)

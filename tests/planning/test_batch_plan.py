@@ -14,22 +14,19 @@ from ipufit import (
     Callback,
     ConfigError,
     DataError,
-    IPUConfig,
-    IPUModel,
     LossScaleRamp,
     Optimizer,
     StreamedMetric,
     poptorch,
 )
+from tests import reference
 from tests.reference import Stream
 from tests.strategies import examples
 
 
 def compiled(**fields):
     torch.manual_seed(0)
-    model = IPUModel(torch.nn.Linear(3, 2), IPUConfig(**fields))
-    model.compile("sgd", "cross_entropy")
-    return model
+    return reference.compiled(torch.nn.Linear(3, 2), **fields)
 
 
 def data(count):
@@ -201,8 +198,7 @@ def test_what_happens_after_each_update_makes_calls_of_one(given_settings, reaso
 )
 def test_memory_and_work_bound_a_call(rows, features, size, most, reason):
     module = torch.nn.Linear(features, 1024 if size > 1 else 1)
-    model = IPUModel(module)
-    model.compile("sgd", "mse")
+    model = reference.compiled(module, loss="mse")
     x = torch.zeros(rows, 1)
     given_data = x.expand(rows, features), x.expand(rows, module.out_features)
     plan = model.batch_plan(*given_data, batch_size=size)
@@ -212,8 +208,7 @@ def test_memory_and_work_bound_a_call(rows, features, size, most, reason):
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_lazy_layers_get_their_shapes_and_bad_factors_are_refused():
-    model = IPUModel(torch.nn.Sequential(torch.nn.LazyLinear(2)))
-    model.compile("sgd", "cross_entropy")
+    model = reference.compiled(torch.nn.Sequential(torch.nn.LazyLinear(2)))
     assert model.batch_plan(*data(48), batch_size=4).batch.device_iterations == 12
     with pytest.raises(ConfigError, match="nearest legal values are 24 and 32"):
         compiled(micro_batch_size=8).batch_plan(*data(64), batch_size=30)

@@ -16,12 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from ipufit import (
     ConfigError,
-    IPUConfig,
-    IPUModel,
     UnsupportedError,
     poptorch,
 )
-from tests.reference import Last
+from tests.reference import Last, compiled
 
 CLASSES = 5
 
@@ -105,8 +103,7 @@ def num_bytes(tensors):
 
 
 def costs_of(module, x, optimizer="sgd", **config):
-    model = IPUModel(module, IPUConfig(micro_batch_size=len(x), **config))
-    model.compile(optimizer, "cross_entropy")
+    model = compiled(module, micro_batch_size=len(x), **config, optimizer=optimizer)
     return model.plan(x)
 
 

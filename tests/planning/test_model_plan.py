@@ -9,6 +9,7 @@ from torch import nn
 
 from ipufit import IPUConfig, IPUModel, poptorch
 from ipufit.errors import ConfigError, DataError, NotCompiledError, UnknownNameError
+from tests.reference import compiled
 
 
 def unbroken(plan):
@@ -208,8 +209,7 @@ class Own(nn.Module):
 
 def own(accumulation, **config):
     layout = {"micro_batch_size": 2, "gradient_accumulation": accumulation, **config}
-    model = IPUModel(Own(), IPUConfig(**layout))
-    model.compile("sgd", "cross_entropy")
+    model = compiled(Own(), **layout)
     return model.plan(torch.zeros(60, 4), torch.zeros(60, dtype=torch.int64))
 
 
@@ -231,8 +231,7 @@ def test_blocks_that_forward_begins_are_stages():
 
 
 def test_data_that_fill_no_call_are_said():
-    model = IPUModel(nn.Linear(4, 3), IPUConfig(64, device_iterations=10))
-    model.compile("sgd", "cross_entropy")
+    model = compiled(nn.Linear(4, 3), IPUConfig(64, device_iterations=10))
     x, y = torch.zeros(100, 4), torch.zeros(100).long()
     words = "fit will refuse this data: a call takes 640 samples, and there are 100"
     assert words in unbroken(model.plan(x, y))
@@ -264,8 +263,7 @@ def test_a_loss_of_the_modules_own_needs_no_targets(metrics):
             outputs = super().forward(x)
             return outputs, outputs.pow(2).mean()
 
-    model = IPUModel(Scored(4, 3), IPUConfig(micro_batch_size=2))
-    model.compile("sgd", metrics=metrics)
+    model = compiled(Scored(4, 3), micro_batch_size=2, metrics=metrics, loss=None)
     plan = model.plan(torch.zeros(8, 4))
     assert bool(plan.refusal) == bool(metrics)
     assert ("no targets to compute metrics" in unbroken(plan)) == bool(metrics)
@@ -276,8 +274,7 @@ def test_a_step_of_ones_own_is_measured():
         x, y = batch
         return nn.functional.mse_loss(module(x) @ module.weight, y)
 
-    model = IPUModel(nn.Linear(4, 3), IPUConfig(micro_batch_size=2))
-    model.compile("sgd", step=step)
+    model = compiled(nn.Linear(4, 3), micro_batch_size=2, step=step, loss=None)
     plan = model.plan(torch.zeros(8, 4), torch.zeros(8, 4))
     assert plan.flops == (2 * (2 * 2 * 4 * 3),)
 

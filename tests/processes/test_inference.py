@@ -10,6 +10,7 @@ import torch
 import ipufit
 from ipufit import distributed
 from tests.processes.runs import CLASSES, FEATURES, model_of, samples
+from tests.reference import compiled
 
 
 def predicted(count, **arguments):
@@ -39,8 +40,7 @@ class Normalised(torch.nn.Module):
 
 def own_loss(count):
     torch.manual_seed(0)
-    model = ipufit.IPUModel(Normalised(), ipufit.IPUConfig(seed=1))
-    model.compile("sgd")
+    model = compiled(Normalised(), seed=1, loss=None)
     x, y, _ = samples(count)
     figures = model.evaluate((x, y), batch_size=8, verbose=0)
     model.fit((x, y), batch_size=4, epochs=1, verbose=0, drop_last=True)
@@ -144,8 +144,7 @@ class Averaged(torch.nn.Module):
 def uploads():
     """How often a training program gets weights, with validations in between."""
     torch.manual_seed(0)
-    model = ipufit.IPUModel(Averaged(), ipufit.IPUConfig(seed=1))
-    model.compile("sgd", "cross_entropy")
+    model = compiled(Averaged(), seed=1)
     x, y, _ = samples(32)
     counts = []
 
@@ -264,8 +263,7 @@ class OwnPart(torch.utils.data.IterableDataset):
 def left_over(count, *, is_own_part):
     """Figures of micro-batches of 4, and those of plain torch over the same."""
     torch.manual_seed(0)
-    model = ipufit.IPUModel(Normalised(), ipufit.IPUConfig(micro_batch_size=4))
-    model.compile("sgd")
+    model = compiled(Normalised(), micro_batch_size=4, loss=None)
     x, y, _ = samples(count)
     data = OwnPart(x, y) if is_own_part else (x, y)
     figures = model.evaluate(data, verbose=0)

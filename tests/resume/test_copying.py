@@ -23,7 +23,7 @@ from ipufit import (
     poptorch,
 )
 from tests.fit.counting import Moves
-from tests.reference import assert_same_weights, network, samples, weights
+from tests.reference import assert_same_weights, compiled, network, samples, weights
 
 X, Y = samples(32)
 
@@ -239,8 +239,7 @@ def test_what_has_no_settings_or_shapes_is_copied_too(copied):
     with pytest.raises(NotCompiledError):
         other.fit(X, Y)
     if copied is copy.deepcopy:
-        model = IPUModel(torch.nn.LazyLinear(4))
-        model.compile("sgd", "cross_entropy")
+        model = compiled(torch.nn.LazyLinear(4))
         other = copied(model)
         other.fit(X, Y, verbose=0)
         assert other.module.weight.shape == (4, 3)
@@ -299,8 +298,7 @@ def fitted_elsewhere(model):
 def test_a_pool_of_processes_trains_copies():
     module = network()
     optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
-    model = IPUModel(module, IPUConfig(seed=1))
-    model.compile(optimizer, "cross_entropy")
+    model = compiled(module, seed=1, optimizer=optimizer)
     model.fit(X, Y, 8, verbose=0)
     before = [weight.tolist() for weight in model.module.parameters()]
     with torch.multiprocessing.get_context("forkserver").Pool(1) as pool:

@@ -27,6 +27,7 @@ from ipufit import (
     SwapEMAWeights,
     poptorch,
 )
+from ipufit.checkpoint import CheckpointStore
 from ipufit.metrics import StreamedMetric
 from tests.reference import Recorded, samples
 
@@ -66,13 +67,13 @@ def state_of(model):
 
 def plain(folder):
     model = compiled(metrics=["accuracy"])
-    return model, lambda *callbacks: fit(model, *callbacks)
+    return model, lambda *callbacks: fit(model, *callbacks, epochs=2)
 
 
 def averaged(folder):
     optimizer = Optimizer("adam", 0.1, ema_momentum=0.9)
     model = compiled(optimizer=optimizer, lr_schedule="cosine")
-    data = {"x": Recorded(X, Y), "y": None, "validation_data": (X, Y)}
+    data = {"x": Recorded(X, Y), "y": None, "validation_data": (X, Y), "epochs": 2}
     swap = SwapEMAWeights(swap_on_epoch=True)
     return model, lambda *callbacks: fit(model, swap, *callbacks, **data)
 
@@ -84,7 +85,7 @@ def saved(folder):
         BackupAndRestore(folder / "backup", save_freq=1),
         CSVLogger(folder / "log.csv"),
     ]
-    return model, lambda *callbacks: fit(model, *keepers, *callbacks)
+    return model, lambda *callbacks: fit(model, *keepers, *callbacks, epochs=2)
 
 
 class Lines:
@@ -150,7 +151,7 @@ def num_files():
 def test_what_is_left_is_of_whole_updates_and_counted(tmp_path, make):
     after, num_lines = uninterrupted(make)
     numbers, seen = random.Random(0), set()
-    for number in range(12):
+    for number in range(8):
         lines = Lines(numbers.randrange(num_lines // 20, num_lines))
         folder = tmp_path / str(number)
         model, run = make(folder)
@@ -165,6 +166,25 @@ def test_what_is_left_is_of_whole_updates_and_counted(tmp_path, make):
         fit(model, epochs=1)
         assert model.num_updates == updates + 3
     assert len(seen) > 1
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*__del__")
+def test_a_directory_is_released_whichever_line_is_interrupted(tmp_path):
+    store = CheckpointStore(tmp_path / "kept")
+
+    def hold():
+        with store.held():
+            pass
+
+    hold()
+    whole, files = Lines(), num_files()
+    whole.call(hold)
+    for number in range(1, whole.count, 5):
+        lines = Lines(number)
+        lines.call(hold)
+        assert num_files() == files, lines.place
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert whole.count > 100
 
 
 # At every hook, and in the data ------------------------------------------------------

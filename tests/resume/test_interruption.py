@@ -3,20 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader, TensorDataset
 
 import ipufit
 from ipufit import (
     BackupAndRestore,
     EarlyStopping,
-    IPUConfig,
-    IPUModel,
     ModelCheckpoint,
     Optimizer,
     SwapEMAWeights,
@@ -87,69 +88,155 @@ def attempt(scenario, folder, *breakers, **backup):
     return result_of(model, history, callbacks), watcher.seen
 
 
+# Every way to end, and to go on -----------------------------------------------------
+
+
+class InValidation(ipufit.Callback):
+    """Tells the process to end in the validation with a number, counted from 0.
+
+    At its first call, after which no other comes, or where it begins.
+    """
+
+    is_saved = False
+
+    def __init__(self, number, epochs=None, *, where="call"):
+        self.number, self.epochs, self.where = number, epochs, where
+
+    def on_test_begin(self, logs):
+        self.number -= 1
+        if self.where == "begin" and self.number == -1:
+            evict()
+
+    def on_test_batch_end(self, batch, logs):
+        if self.where == "call":
+            assert self.run.told_by is None
+            if self.number == -1 and batch == 0:
+                evict()
+
+
+def shuffled():
+    rows = TensorDataset(*samples(13, seed=3))
+    return DataLoader(rows, 4, shuffle=True, drop_last=True)
+
+
+def of_noise(**fitted):
+    return Scenario(
+        data=lambda: {"x": Augmented(), "validation_data": Augmented(16)},
+        fitted={"validation_batch_size": 4, **fitted},
+    )
+
+
+def of_sets(**fitted):
+    def data():
+        sets = {"in": shuffled(), "out": shuffled()}
+        return {**dict(zip("xy", samples(COUNT))), "validation_data": sets}
+
+    return Scenario(data=data, fitted=fitted)
+
+
+def of_a_stream(*, is_same):
+    def data():
+        loader = shuffled()
+        return {
+            "x": loader,
+            "validation_data": loader if is_same else samples(8, seed=4),
+        }
+
+    return Scenario(data=data, fitted={"validation_updates": 2})
+
+
 SMALL = Scenario(
     callbacks=lambda: [EarlyStopping("loss", patience=9, restore_best_weights=True)],
     optimizer=lambda module: Optimizer("adam", 0.05, ema_momentum=0.9),
 )
+WITHIN = {"validation_updates": 2}
+SCENARIOS = {
+    "small": SMALL,
+    "noise": of_noise(),
+    "noise in steps": of_noise(steps_per_epoch=4),
+    "noise within epochs": of_noise(**WITHIN),
+    "sets": of_sets(),
+    "sets within epochs": of_sets(**WITHIN),
+    "a stream": of_a_stream(is_same=False),
+    "the same stream": of_a_stream(is_same=True),
+}
+SAVERS = {
+    "each update": lambda: BackupAndRestore("run", save_freq=1),
+    "each epoch": lambda: BackupAndRestore("run"),
+    "the last": lambda: ModelCheckpoint("run", keep=2),
+    "one": lambda: ModelCheckpoint("run"),
+}
+ERRORS = {fail: FaultError, interrupt: KeyboardInterrupt}
+
+
+def at(*updates, what):
+    return lambda: [Breaker(update, what) for update in updates]
+
+
+def in_sets(*numbers):
+    return lambda: [InValidation(number, where="begin") for number in numbers]
+
+
+ENDED = [
+    *(("small", "each update", at(update, what=fail)) for update in (2, 6, 7, 18)),
+    *(("small", "each update", at(n, what=interrupt)) for n in (5, 12, 17)),
+    # Keras forgets the epoch at the second one.
+    ("small", "each update", at(8, 10, 11, what=fail)),
+    *(("small", "each epoch", at(update, what=evict)) for update in (1, 6, 9, 18)),
+    *(("small", "the last", at(update, what=evict)) for update in (3, 6, 10)),
+    ("small", "one", at(3, what=evict)),
+    ("noise", "each epoch", lambda: [InValidation(0, epochs=0)]),
+    ("noise", "each epoch", lambda: [InValidation(1, epochs=1)]),
+    ("noise in steps", "each epoch", lambda: [InValidation(1, epochs=1)]),
+    # The first epoch has several.
+    ("noise within epochs", "each epoch", lambda: [InValidation(0, epochs=0)]),
+    *(
+        (scenario, "each epoch", in_sets(number))
+        for scenario in ("sets", "sets within epochs")
+        for number in (0, 1, 2, 4)
+    ),
+    # Before a batch of training was drawn again.
+    ("a stream", "each epoch", in_sets(2, 0, 0)),
+    ("the same stream", "each epoch", in_sets(2, 0, 0)),
+]
 
 
 @functools.lru_cache(maxsize=None)
-def small():
-    """What the small run leaves that nothing ends, and what its hooks were told."""
-    return unbroken(SMALL)
+def whole(name):
+    """What a run leaves that nothing ends, and what its hooks were told."""
+    return unbroken(SCENARIOS[name])
 
 
-@pytest.mark.parametrize(
-    ("what", "error", "update"),
-    [
-        *((fail, FaultError, update) for update in (2, 6, 7, 18)),
-        *((interrupt, KeyboardInterrupt, update) for update in (5, 12, 17)),
-    ],
-)
-def test_a_run_that_was_ended_goes_on_when_begun_again(tmp_path, what, error, update):
-    expected, seen = small()
-    folder = tmp_path / "run"
-    seeded(1)
-    model, callbacks = SMALL.model(), SMALL.callbacks()
-    backup = BackupAndRestore(folder, save_freq=1)
-    with pytest.raises(error):
-        SMALL.fit(model, [*callbacks, backup, Breaker(update, what)])
-    result, rest = attempt(SMALL, folder)
-    assert_same(result, expected)
-    assert repr(rest) == repr(seen[-len(rest) :])
-    calls = [entry[2] for entry in rest if entry[0] == "call"]
-    assert calls[0] == update  # its own hooks failed, so this call wasn't saved
-    assert not folder.exists()
+def calls_of(seen):
+    return [entry for entry in seen if entry[0] == "call"]
 
 
-def test_two_interruptions_in_one_epoch_lose_nothing(tmp_path):
-    # Keras forgets the epoch at the second one.
-    expected, _ = small()
-    seeded(1)
-    for update in (8, 10, 11):
-        model, callbacks = SMALL.model(), SMALL.callbacks()
-        backup = BackupAndRestore(tmp_path / "run", save_freq=1)
-        with pytest.raises(FaultError):
-            SMALL.fit(model, [*callbacks, backup, Breaker(update, fail)])
-        seeded(update)
-    assert_same(attempt(SMALL, tmp_path / "run")[0], expected)
-
-
-@pytest.mark.parametrize("update", [1, 6, 9, 18])
-def test_an_evicted_run_saves_ends_in_order_and_goes_on(tmp_path, update):
-    expected, _ = small()
-    seeded(1)
-    model, callbacks, watcher = SMALL.model(), SMALL.callbacks(), Watcher()
-    backup = BackupAndRestore(tmp_path / "run")
-    before = signal.getsignal(signal.SIGTERM)
-    SMALL.fit(model, [*callbacks, backup, Breaker(update, evict), watcher])
-    assert signal.getsignal(signal.SIGTERM) is before
-    calls = [entry[2] for entry in watcher.seen if entry[0] == "call"]
-    assert calls[-1] <= update + 1
-    assert backup.store.all()
-    model.detach()
-    assert_same(attempt(SMALL, tmp_path / "run")[0], expected)
-    assert not (tmp_path / "run").exists()
+@pytest.mark.usefixtures("in_tmp_path")
+@pytest.mark.filterwarnings("ignore:The data ran out")
+@pytest.mark.parametrize(("name", "saver", "make"), ENDED)
+def test_a_run_that_ends_in_any_way_goes_on_as_if_it_had_not(name, saver, make):
+    scenario, (expected, seen) = SCENARIOS[name], whole(name)
+    handler, done = signal.getsignal(signal.SIGTERM), 0
+    for number, end in enumerate([*make(), None]):
+        seeded(number + 1)
+        model, callbacks, watcher = scenario.model(), scenario.callbacks(), Watcher()
+        saves, more = SAVERS[saver](), [] if end is None else [end]
+        how = {"resume": "run" if saver == "one" else "auto"} if number else {}
+        error = ERRORS.get(getattr(end, "what", None))
+        with pytest.raises(error) if error else contextlib.nullcontext():
+            history = scenario.fit(model, [*callbacks, saves, *more, watcher], **how)
+        assert signal.getsignal(signal.SIGTERM) is handler
+        calls = calls_of(watcher.seen)
+        # Hooks that fail lose their own call, which wasn't saved.
+        assert [entry[2] for entry in calls[:1]] in ([], [done + 1])
+        done = calls[-1][2] if calls else done
+        if getattr(end, "what", None) is evict:
+            assert done == end.update
+        if getattr(end, "epochs", None) is not None:
+            assert history.epoch == list(range(end.epochs))
+        assert Path("run").exists() == (end is not None or saver in ("the last", "one"))
+    assert_same(result_of(model, history, callbacks), expected)
+    assert repr(calls) == repr(calls_of(seen)[len(calls_of(seen)) - len(calls) :])
 
 
 def test_after_a_resumed_run_a_plain_fit_trains_all_its_epochs(tmp_path):
@@ -212,8 +299,7 @@ def test_samples_that_were_trained_on_are_not_loaded_again(tmp_path):
 
     def fit(*callbacks):
         data = Recorded(x, y)
-        model = IPUModel(network(), IPUConfig(seed=1))
-        model.compile("adam", "cross_entropy")
+        model = reference.compiled(seed=1, optimizer="adam")
         model.fit(data, batch_size=4, epochs=2, verbose=0, callbacks=callbacks)
         return data.asked[-2 * COUNT :], data.asked
 
@@ -452,28 +538,6 @@ def test_weights_are_saved_and_not_the_averages_that_are_looked_at(tmp_path):
     assert (kept.numpy() != averages[0]).any()
 
 
-@pytest.mark.parametrize(
-    ("make", "resume", "update"),
-    [
-        *((lambda: ModelCheckpoint("run", keep=2), "auto", at) for at in (3, 6, 10)),
-        (lambda: ModelCheckpoint("run"), "run", 3),
-    ],
-)
-def test_a_whole_model_checkpoint_is_saved_too(
-    tmp_path, monkeypatch, make, resume, update
-):
-    monkeypatch.chdir(tmp_path)
-    expected, _ = small()
-    seeded(1)
-    model, callbacks, watcher = SMALL.model(), SMALL.callbacks(), Watcher()
-    SMALL.fit(model, [*callbacks, make(), Breaker(update, evict), watcher])
-    assert [e[2] for e in watcher.seen if e[0] == "call"][-1] == update
-    seeded(2)
-    model, callbacks = SMALL.model(), SMALL.callbacks()
-    history = SMALL.fit(model, [*callbacks, make()], resume=resume)
-    assert_same(result_of(model, history, callbacks), expected)
-
-
 def test_two_that_save_are_both_told(tmp_path):
     seeded(1)
     model, watcher = SMALL.model(), Watcher()
@@ -524,47 +588,3 @@ def test_the_best_is_not_saved_over(tmp_path):
     ended = run_python("-c", code)
     assert ended.returncode == -signal.SIGTERM  # as without it
     assert load_checkpoint(path).state["run"]["updates"] == 2
-
-
-class EvictInValidation(ipufit.Callback):
-    """Sends the signal in the first call of a validation, and counts calls after it."""
-
-    is_saved = False
-
-    def __init__(self, epoch):
-        self.epoch = epoch
-        self.calls = 0
-
-    def on_test_batch_end(self, batch, logs):
-        if self.run.told_by is not None:
-            self.calls += 1
-        if self.epoch == 0 and batch == 0:
-            evict()
-        self.epoch -= batch == 0
-
-
-@pytest.mark.filterwarnings("ignore:The data ran out")
-@pytest.mark.parametrize(
-    ("epoch", "more"),
-    [
-        (0, {}),
-        (1, {}),
-        (1, {"steps_per_epoch": 4}),
-        (0, {"validation_updates": 2}),
-    ],
-)
-def test_an_eviction_in_a_validation_does_not_wait_for_its_end(tmp_path, epoch, more):
-    scenario = Scenario(
-        data=lambda: {"x": Augmented(), "validation_data": Augmented(16)},
-        fitted={"validation_batch_size": 4, **more},
-    )
-    expected, _ = unbroken(scenario)
-    seeded(1)
-    model, evicting = scenario.model(), EvictInValidation(epoch)
-    backup = BackupAndRestore(tmp_path / "run")
-    history = scenario.fit(model, [backup, evicting])
-    is_within = "validation_updates" in more  # the first epoch has several
-    assert history.epoch == ([] if is_within else list(range(epoch)))
-    assert evicting.calls == 0
-    result, _ = attempt(scenario, tmp_path / "run")
-    assert_same(result, expected)

@@ -524,8 +524,8 @@ SCENARIOS = {
 @in_quarters
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_resuming_after_any_call_is_as_not_having_stopped(name, quarter, tmp_path):
-    scenario = SCENARIOS[name]
-    saver = Saver.of_some(tmp_path, list(SCENARIOS).index(name) + 2 * quarter)
+    scenario, number = SCENARIOS[name], list(SCENARIOS).index(name)
+    saver = Saver.of_some(tmp_path, number + 2 * quarter)
     expected, seen = unbroken(scenario, saver)
     assert saver.made > len(expected.epochs)
     if quarter == 1:
@@ -533,7 +533,9 @@ def test_resuming_after_any_call_is_as_not_having_stopped(name, quarter, tmp_pat
         assert_same(unsaved, expected)
         assert repr(seen_again) == repr(seen)
     assert saver.saved
-    for path, num_seen in saver.saved:
+    # Every day from each other place.
+    places = saver.saved if quarter else saver.saved[number % 2 :: 2] or saver.saved
+    for path, num_seen in places:
         result, rest = resumed(scenario, path)  # saves nothing: saving changes nothing
         assert_same(result, expected)
         assert repr(rest) == repr(seen[num_seen:])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Callable
 
+import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler
@@ -34,7 +35,7 @@ from tests.strategies import in_quarters
 
 X, Y = samples(16)
 DELETED = object()
-EVERY = 40
+EVERY = 80
 """Of so many wrong values one is tried."""
 WRONG = [None, True, "x", 1.5, -1, 2**70, [], {}, [1], {"a": 1}, [[1]], [None], DELETED]
 LEARNT = ("optimizer", "updates", "average", "tensors")
@@ -286,7 +287,7 @@ def trial(_trial):
 @in_quarters
 def test_a_state_of_other_types_is_refused_and_nothing_of_it_is_loaded(trial, quarter):
     counts = Counter()
-    for at, value in islice(confusions(trial.state), 10 * quarter, None, EVERY):
+    for at, value in islice(confusions(trial.state), EVERY // 4 * quarter, None, EVERY):
         state = changed(trial.state, at, value)
         for way, seen in zip(WAYS, trial.outcomes(at, state=state)):
             counts[way, seen] += 1
@@ -449,3 +450,56 @@ def test_a_users_code_is_not_run_to_check_a_state(tmp_path, scheduler):
     model.load(path)
     assert same(model.checkpoint(), weights)
     assert falling.calls == calls
+
+
+class Moody(lr_scheduler.StepLR):
+    """A user's scheduler that loads a state, and then fails with some of them."""
+
+    mood = "good"
+
+    def state_dict(self):
+        return {**super().state_dict(), "mood": self.mood}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        if self.mood != "good":
+            raise RuntimeError("I don't like it")
+
+
+def test_what_a_users_scheduler_refuses_leaves_the_model_as_it_was(tmp_path):
+    scenario = Scenario(Optimizer("adam", 0.1, ema_momentum=0.9), lambda o: Moody(o, 2))
+    model = scenario.model()
+    scenario.fit(model)
+    path = tmp_path / "saved"
+    saved = model.checkpoint()
+    saved.state["updates"]["rates"]["scheduler"]["mood"] = "bad"
+    write_checkpoint(path, saved)
+    scenario.fit(model)
+    before, rates = model.checkpoint(), model.optimizer.param_groups[0]["lr"]
+    with pytest.raises(DamagedCheckpointError, match=r"saved'.*I don't like it"):
+        model.load(path)
+    assert same(model.checkpoint(), before)
+    assert model.optimizer.param_groups[0]["lr"] == rates
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_checkpoint_is_loaded_while_averages_are_in_the_module(tmp_path, is_damaged):
+    scenario = Scenario(Optimizer("sgd", 0.1, ema_momentum=0.5), lambda o: Moody(o, 2))
+    model, path = scenario.model(), tmp_path / "saved"
+    scenario.fit(model)
+    saved = model.checkpoint()
+    if is_damaged:
+        saved.state["updates"]["rates"]["scheduler"]["mood"] = "bad"
+    write_checkpoint(path, saved)
+    scenario.fit(model)
+    trained = model.checkpoint()
+    model.swap_weights(is_average=True)
+    swapped = copy.deepcopy(model.get_weights())
+    if is_damaged:
+        with pytest.raises(DamagedCheckpointError):
+            model.load(path)
+        assert all(map(np.array_equal, model.get_weights(), swapped))
+    else:
+        model.load(path)
+    model.swap_weights(is_average=False)
+    assert same(model.checkpoint(), trained if is_damaged else saved)

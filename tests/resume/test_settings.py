@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from ipufit import Callback, ConfigError, IPUModel, ModelCheckpoint, Optimizer, Schedule
+from ipufit import (
+    Callback,
+    ConfigError,
+    IPUConfig,
+    IPUModel,
+    ModelCheckpoint,
+    Optimizer,
+    Schedule,
+)
 from ipufit.checkpoint import load_checkpoint, write_checkpoint
+from tests.files.samples import same
 
 
 def scaled_loss(outputs, targets, k=1.0):
@@ -103,6 +112,36 @@ def test_other_parameters_in_the_groups_are_another_run(tmp_path):
         fit(path, weights, resume=path, module=module)
 
 
+def grouped(sizes):
+    """A module, and an optimizer of torch with groups of so many parameters."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    rest, groups = [*module.parameters()], []
+    for size in sizes:
+        groups.append({"params": rest[:size], "lr": 0.1 / (1 + len(groups))})
+        rest = rest[size:]
+    return module, torch.optim.SGD(groups, lr=0.1)
+
+
+@pytest.mark.parametrize("sizes", [[4], [1, 1, 2]])
+@pytest.mark.parametrize("way", ["resume", "load"])
+def test_another_number_of_groups_of_the_optimizer_is_refused(tmp_path, sizes, way):
+    path = str(tmp_path / "run")
+    module, optimizer = grouped([2, 2])
+    fit(path, {"optimizer": optimizer}, module=module)
+    other, optimizer = grouped(sizes)
+    if way == "resume":
+        with pytest.raises(ConfigError, match=r"per group was \[2, 2\] and is \["):
+            fit(path, {"optimizer": optimizer}, resume=path, module=other, epochs=3)
+        return
+    model = IPUModel(other)
+    model.compile(optimizer, "mse")
+    before = model.checkpoint()
+    said = f"has 2 parameter groups, and this one {len(sizes)}. Compile with the same"
+    with pytest.raises(ConfigError, match=said):
+        model.load(path)
+    assert same(model.checkpoint(), before)
+
+
 def test_names_of_other_versions_are_passed_over(tmp_path):
     path = str(tmp_path / "run")
     fit(path)
@@ -154,3 +193,19 @@ def test_rates_that_a_callback_has_set_are_no_other_optimizer(tmp_path):
         callbacks = [Halve(), ModelCheckpoint(path)]
         model.fit(X, Y, 2, epochs=epochs, verbose=0, callbacks=callbacks, resume=resume)
     assert model.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 / 16)
+
+
+def test_a_checkpoint_of_another_precision_names_types_and_the_way(tmp_path):
+    path = tmp_path / "saved"
+    saved, model = (
+        IPUModel(torch.nn.Linear(2, 2).to(dtype), IPUConfig(precision=precision))
+        for dtype, precision in [(torch.float32, "32.32"), (torch.float16, "16.16")]
+    )
+    for one in (saved, model):
+        one.compile("sgd", "mse")
+    saved.save(path)
+    said = "bias is torch.float32 in the checkpoint, and torch.float16 in the module"
+    with pytest.raises(ConfigError, match=rf"{said}.*model\.load_weights\(path / "):
+        model.load(path)
+    model.load_weights(path / "model.safetensors")
+    assert torch.equal(model.module.weight, saved.module.weight.half())

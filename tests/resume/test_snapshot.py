@@ -7,15 +7,13 @@ import pytest
 import torch
 
 import ipufit
-from ipufit import ConfigError, IPUConfig, IPUModel, Optimizer
+from ipufit import ConfigError, IPUModel, Optimizer
 from tests.files.samples import same
-from tests.reference import network, samples
+from tests.reference import compiled, samples
 
 
 def make(optimizer="adam", **config):
-    model = IPUModel(network(), IPUConfig(**config))
-    model.compile(optimizer, "cross_entropy", metrics=["accuracy"])
-    return model
+    return compiled(**config, optimizer=optimizer, metrics=["accuracy"])
 
 
 def taken(model, *, at=1, epochs=1, callbacks=()):

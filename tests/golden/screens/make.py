@@ -6,8 +6,7 @@ Run `python -m tests.golden.screens.make`, and read what has changed.
 
 import os
 import re
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.interpreters import run_python
@@ -19,9 +18,9 @@ _ABOUT_TERMINALS = ("COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TERM")
 _TOKENS = re.compile(r"\x1b\[\??[\d;]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+")
 
 
-def of_pipe():
+def of_pipe(*arguments):
     """What a pipe gets."""
-    return _printed([str(PROGRAM)])
+    return _printed([str(PROGRAM), *arguments])
 
 
 def as_in_notebook():
@@ -41,7 +40,7 @@ def _printed(arguments, **variables):
     return done.stdout + done.stderr
 
 
-def sent_to_terminal(columns, **variables):
+def sent_to_terminal(columns, *arguments, **variables):
     """The characters that a terminal gets."""
     import fcntl
     import pty
@@ -50,27 +49,26 @@ def sent_to_terminal(columns, **variables):
 
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    child = subprocess.Popen(
-        [sys.executable, str(PROGRAM)],
-        env=_environment(**{"TERM": "xterm-256color", **variables}),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    sent = b""
+    environment = _environment(**{"TERM": "xterm-256color", **variables})
+    terminal = os.ttyname(theirs)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(_read_all, ours)
+        done = run_python(PROGRAM, *arguments, env=environment, terminal=terminal)
+        os.close(theirs)
+        sent = reading.result().decode()
+    os.close(ours)
+    if done.returncode:
+        raise RuntimeError(sent)
+    return sent
+
+
+def _read_all(descriptor):
+    parts = []
     while True:
         try:
-            part = os.read(ours, 4096)
+            parts.append(os.read(descriptor, 4096))
         except OSError:  # how Linux says that the other end is closed
-            break
-        if not part:
-            break
-        sent += part
-    os.close(ours)
-    if child.wait():
-        raise RuntimeError(sent.decode())
-    return sent.decode()
+            return b"".join(parts)
 
 
 def screen(sent, columns):
@@ -120,6 +118,9 @@ SCREENS = {
     "terminal-120.txt": lambda: screen(sent_to_terminal(120), 120),
     "dumb-40.txt": lambda: screen(sent_to_terminal(40, TERM="dumb"), 40),
     "notebook.txt": as_in_notebook,
+    "interrupted-pipe.txt": lambda: of_pipe("interrupted"),
+    "interrupted-80.txt": lambda: screen(sent_to_terminal(80, "interrupted"), 80),
+    "interrupted-120.txt": lambda: screen(sent_to_terminal(120, "interrupted"), 120),
 }
 """How each screen is made, by its file."""
 

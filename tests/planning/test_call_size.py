@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipufit.batching import BatchPlan
-from ipufit.planning.choices import (
+from ipufit.batching import BatchPlan, nearest_batch_sizes
+from ipufit.model.call_size import (
     MOST_CALL_BYTES,
     MOST_FORWARD_WORK,
     MOST_PASSES,
@@ -16,7 +16,6 @@ from ipufit.planning.choices import (
     MOST_UPDATES,
     chosen_device_iterations,
     chosen_inference_iterations,
-    nearest_batch_sizes,
 )
 
 # Updates: as many as keep to every limit, and no more -----------------------------

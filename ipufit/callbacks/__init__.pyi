@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+from .base import Callback as Callback
+from .base import CallbackList as CallbackList
+from .base import LambdaCallback as LambdaCallback
+from .checkpoints import BackupAndRestore as BackupAndRestore
+from .checkpoints import ModelCheckpoint as ModelCheckpoint
+from .history import History as History
+from .loggers import CSVLogger as CSVLogger
+from .loggers import MLflowLogger as MLflowLogger
+from .loggers import TensorBoard as TensorBoard
+from .loggers import WandbLogger as WandbLogger
+from .measuring import GradientMonitor as GradientMonitor
+from .measuring import Throughput as Throughput
+from .monitoring import EarlyStopping as EarlyStopping
+from .monitoring import LearningRateScheduler as LearningRateScheduler
+from .monitoring import ReduceLROnPlateau as ReduceLROnPlateau
+from .monitoring import StopAfter as StopAfter
+from .monitoring import TerminateOnNaN as TerminateOnNaN
+from .progress import ProgressBar as ProgressBar
+from .progress import ProgressDisplay as ProgressDisplay
+from .progress import make_progress as make_progress
+from .swap_ema_weights import SwapEMAWeights as SwapEMAWeights
