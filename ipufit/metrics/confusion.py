@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ipufit._arguments import check_choice, check_number, check_whole
 from ipufit._plots import Axes, Figure, axes_for, draw_confusion
-from ipufit.errors import DataError
+from ipufit.errors import DataError, suggesting
 
 from .base import (
     AVERAGES,
@@ -76,6 +76,7 @@ class ConfusionMetric(Metric):
     _value_of_nothing = math.nan
     _top_k: int | None = None
 
+    @suggesting
     def __init__(
         self,
         threshold: float | Sequence[float] = 0.5,
@@ -170,8 +171,7 @@ class ConfusionMetric(Metric):
         nothing = self._value_of_nothing
         return dict.fromkeys(value, nothing) if isinstance(value, dict) else nothing
 
-    _figure: Callable[[Counts], Any]
-    """Computes the metric's value from counts, or a dict of several."""
+    _figure: Callable[[Counts], Any]  # a value, or a dict of several
 
 
 def both_classes(counts: Counts, *, has_labels: bool | None) -> Counts:
@@ -293,6 +293,7 @@ class ClassScore(ConfusionMetric):
 
     direction = "max"
 
+    @suggesting
     def __init__(
         self,
         threshold: float | Sequence[float] | None = None,
@@ -577,6 +578,7 @@ class ConfusionMatrix(ConfusionMetric):
         [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     """
 
+    @suggesting
     def __init__(
         self,
         normalize: str | None = None,
@@ -585,30 +587,31 @@ class ConfusionMatrix(ConfusionMetric):
         name: str | None = None,
         ignore_class: int | None = None,
     ) -> None:
-        check_number("threshold", threshold)  # and no list of several
+        check_number("threshold", threshold, above=0, most=1)
         super().__init__(threshold, from_logits, False, name, ignore_class)
         check_choice("normalize", normalize, _SUMMED)
         self._normalize = normalize
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Sum the weights of each pair of classes: `[C * C]`."""
-        predicted, true, counts = self._marked(
-            outputs, targets, weights, self._thresholds[0]
-        )
+        marks = self._marked(outputs, targets, weights, self._thresholds[0])
+        predicted, true, counts = marks
         if predicted.shape[-1] == 1:
             predicted, true = (
                 torch.cat([is_one.logical_not(), is_one], dim=-1)
                 for is_one in (predicted, true)
             )
-        elif self._has_labels:
-            raise DataError(
-                f"ConfusionMatrix got outputs of shape {tuple(outputs.shape)}, which "
-                f"are {predicted.shape[-1]} labels that are each 0 or 1: there is no "
-                "matrix of all of them. Use the counts, such as FalsePositives()."
-            )
         counts = counts[..., :1].expand(true.shape)
         rows = weighted(in_float32(true), counts).flatten(0, -2)
         return flat(rows.t().matmul(in_float32(predicted).flatten(0, -2)))
+
+    def _check_classes(self, num_classes: int, shape: torch.Size) -> None:
+        if num_classes > 1 and self._has_labels:
+            raise DataError(
+                f"ConfusionMatrix got outputs of shape {tuple(shape)}, which are "
+                f"{num_classes} labels that are each 0 or 1: there is no matrix of all "
+                "of them. Use the counts, such as FalsePositives()."
+            )
 
     def result(self, sums: Tensor) -> Any:
         """Return the rows of the matrix; where there are no samples, 0."""

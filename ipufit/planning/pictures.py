@@ -76,9 +76,10 @@ class Table(NamedTuple):
                 yield f"{name}: {', '.join(words)}"
             return
         grid = rich_table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for place, (name, is_number) in enumerate(zip(header, are_numbers)):
-            side = "right" if place and is_number else "left"
-            grid.add_column(name, justify=side, no_wrap=is_number)  # type: ignore[arg-type]
+        described = zip(header, are_numbers, widths)
+        for place, (name, is_number, width) in enumerate(described):
+            side: Any = "right" if place and is_number else "left"
+            grid.add_column(name, justify=side, no_wrap=is_number, min_width=width)
         for row in rows:
             grid.add_row(*row)
         yield grid
