@@ -335,7 +335,7 @@ class CallPlanner:
         self,
         arguments: FitArguments,
         plan: BatchPlan,
-        choice: choices.Choice | None,
+        choice: Choice | None,
         count: int | None,
     ) -> EpochPlan:
         """Return the calls of an epoch of a `fit` whose call is planned.
