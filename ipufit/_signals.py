@@ -34,17 +34,6 @@ class Uninterrupted:
     second signal of a kind doesn't wait. Contexts may be nested: signals wait for the
     end of the outermost context. In other threads than the main thread the context does
     nothing.
-
-    Example:
-        >>> import signal
-        >>> done = []
-        >>> try:
-        ...     with uninterrupted:
-        ...         signal.raise_signal(signal.SIGINT)
-        ...         done.append("all")
-        ... except KeyboardInterrupt:
-        ...     done
-        ['all']
     """
 
     def __init__(self) -> None:

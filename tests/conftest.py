@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -20,6 +21,11 @@ import torch
 from ipufit.emulator.core.pod import held_ipus
 from tests import modes
 from tests import pool as pools
+
+# A shell lets programs that it starts in the background ignore Ctrl-C, and so would the
+# tests and the programs that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SEED = 20230601
 GRACE_SECONDS = 30.0
