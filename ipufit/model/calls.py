@@ -44,6 +44,7 @@ from ipufit.errors import (
 )
 from ipufit.optimizers import check_covers
 from ipufit.placement import own_stages
+from ipufit.planning.schedule import EpochPlan
 
 from .arguments import (
     CompileSettings,
@@ -57,7 +58,6 @@ from .call_size import passes_per_call, updates_per_call
 if TYPE_CHECKING:
     from ipufit.planning.memory import Device
     from ipufit.planning.plan import ModelPlan
-    from ipufit.planning.schedule import EpochPlan
 
 
 class CallPlanner:
@@ -346,8 +346,6 @@ class CallPlanner:
             choice: The updates of a call, if ipufit chose the number.
             count: Number of samples to train on; None if unknown.
         """
-        from ipufit.planning.schedule import EpochPlan  # few processes ask for it
-
         config, own = self.config, own_stages(self.module, self.config)
         stages = 1
         if config.is_pipelined and config.training_options is None:
