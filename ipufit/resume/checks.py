@@ -396,7 +396,7 @@ def _of_any_version(name: str, text: str) -> str:
     of metrics along with their names: `[['mse', FunctionMetric(direction='min', ...`.
     """
     if name == "metrics" and text.startswith("[["):
-        names = re.findall(r"\[('[^']*'), ", text)
+        names = re.findall(r"\[('[^']*'), [\w.<>]+\(", text)
         return f"[{', '.join(names)}]"
     return re.sub(r", \w+=None", "", text)
 

@@ -192,7 +192,7 @@ def test_metrics_that_another_version_described_are_the_same(tmp_path):
     checkpoint = load_checkpoint(tmp_path / "run")
     del checkpoint.state["settings"]["settings of metrics"]
     checkpoint.state["settings"]["metrics"] = (  # as 0.3.0 wrote it
-        "[['f1', F1Score(name='f1')], ['mse', FunctionMetric(direction='min', "
+        "[['f1', F1Score(of=['a', 'b'])], ['mse', FunctionMetric(direction='min', "
         "function=squared_error, name='mse')], ['spearman', "
         "SpearmanCorrelation(batches=[], name='spearman')]]"
     )
