@@ -79,8 +79,7 @@ class Uninterrupted:
                     self._handlers[number] = handler
                     set_handler(number, _receive)
         except BaseException:  # of a signal whose handler wasn't replaced yet
-            self._depth = 0
-            self._restore()
+            self.__exit__()
             raise
 
     def __exit__(self, *exception: object) -> None:

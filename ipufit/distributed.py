@@ -142,7 +142,7 @@ def get_process_info() -> ProcessInfo:
     return info
 
 
-def warn_once(text: str, category: type[Warning]) -> None:
+def warn_in_first_process(text: str, category: type[Warning]) -> None:
     """Warn in the first process only, of what all processes see alike."""
     if get_process_info().is_first:
         warn(text, category)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from numbers import Real
 from typing import Any, Callable, Mapping, Optional, Sequence
 
 import numpy as np
@@ -341,7 +342,7 @@ def _refuse_missing(column: Any, where: str, of: str) -> None:
 
 
 def _holds_numbers(column: Any) -> bool:
-    return np.asarray(column.dropna().tolist()).dtype.kind in "biuf"
+    return all(isinstance(cell, (Real, np.bool_)) for cell in column.dropna())
 
 
 def unframed(value: Any, where: str) -> Any:

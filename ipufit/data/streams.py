@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ipufit._poptorch import custom_parser, poptorch
 from ipufit._tree import Structure
-from ipufit.distributed import Processes, warn_once
+from ipufit.distributed import Processes, warn_in_first_process
 from ipufit.errors import DataError, WholeStreamWarning
 
 from .arrays import as_tensor, same_rows
@@ -262,7 +262,7 @@ class StreamSource(Source):
                 "same seed everywhere."
             )
         if self.divided_loader is None:
-            warn_once(
+            warn_in_first_process(
                 f"Each of the {self._processes.count} processes reads all of "
                 f"`{self.name}` and keeps its share of every batch. Have the dataset "
                 "give each process a part, by ipufit.distributed.get_process_info() in "

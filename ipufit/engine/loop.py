@@ -26,7 +26,7 @@ from ipufit.data.calls import Call, InferenceBatches, TrainingBatches, pad
 from ipufit.data.random_state import HostRandomState, set_random_state
 from ipufit.data.streams import StreamSource
 from ipufit.data.structure import Labels
-from ipufit.distributed import warn_once
+from ipufit.distributed import warn_in_first_process
 from ipufit.engine.host_calls import refuse_sums
 from ipufit.engine.metric_state import (
     MetricState,
@@ -788,7 +788,7 @@ def _check_length(training: Training, run: RunState) -> None:
     if batches.ran_out:
         updates = run.calls * training.plan.device_iterations
         ending = "Training ends." if batches.is_spent else "The next begins anew."
-        warn_once(
+        warn_in_first_process(
             f"The data ran out after {updates} updates of epoch {run.epoch + 1}, "
             f"fewer than steps_per_epoch asks for. {ending}",
             DataRanOutWarning,

@@ -26,7 +26,7 @@ from ipufit._arguments import check_number, shown
 from ipufit._poptorch import poptorch
 from ipufit._tree import is_record, leaves_of, map_tensors, parts_of, without
 from ipufit.data.structure import Labels
-from ipufit.distributed import warn_once
+from ipufit.distributed import warn_in_first_process
 from ipufit.engine.trace_checks import Divisions, Misuse, ResultsNoted
 from ipufit.errors import (
     ConfigError,
@@ -921,7 +921,7 @@ class BoundObjective(NamedTuple):
                 raise ConfigError(message)
             if message not in self.warned:  # as torch has it, and hardly meant
                 self.warned.add(message)
-                warn_once(message, IpufitWarning)
+                warn_in_first_process(message, IpufitWarning)
 
 
 def _own_terms(loss: Tensor, rows: int, share: Tensor | None) -> LossTerms:

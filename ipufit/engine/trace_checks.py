@@ -38,7 +38,7 @@ from ipufit._modules import modules_of, parameters_of, path_of
 from ipufit._poptorch import operator_rules, poptorch
 from ipufit._tree import attribute_names
 from ipufit.batching import BatchPlan
-from ipufit.distributed import warn_once
+from ipufit.distributed import warn_in_first_process
 from ipufit.engine.weights import trained_modes, unfetched, user_name
 from ipufit.errors import (
     BakedInWarning,
@@ -313,7 +313,7 @@ class TraceChecks(TorchFunctionMode):
                 NaN, or no randomness.
         """
         for message in self._grave:
-            warn_once(message, OtherNumbersWarning)
+            warn_in_first_process(message, OtherNumbersWarning)
         before = self._generators
         drawn = [name for name, state in _generators().items() if state != before[name]]
         if drawn:
@@ -335,7 +335,7 @@ class TraceChecks(TorchFunctionMode):
         counted = self.increments() if self._is_training else {}
         lost = [user_name(name) for name in self._written if name not in counted]
         if lost:
-            warn_once(
+            warn_in_first_process(
                 f"forward changes {', '.join(lost)}: PopTorch compiles buffers of "
                 "whole numbers in as constants, so they stay as they are on the host, "
                 "and evaluate() and predict() see no change. Use float32 buffers for "
@@ -569,7 +569,7 @@ class ResultsNoted(TorchFunctionMode):
         line = user_line()
         if self._warns and line not in _WARNED:
             _WARNED.add(line)
-            warn_once(
+            warn_in_first_process(
                 f"Using a target size ({tuple(targets.shape)}) that is different to "
                 f"the input size ({tuple(outputs.shape)}), in {line}. This will likely "
                 "lead to incorrect results due to broadcasting. Please ensure they "
@@ -593,7 +593,7 @@ def warn_of_misuses(misuses: Iterable[Misuse]) -> None:
     for misuse in misuses:
         if misuse.line not in _WARNED and misuse.function != "log_softmax":
             _WARNED.add(misuse.line)
-            warn_once(
+            warn_in_first_process(
                 f"{misuse.function}() takes {misuse.taken}, and gets what a "
                 f"{misuse.squashing} gives, probabilities, in {misuse.line}: leave the "
                 f"{misuse.squashing} out before it, or take a loss of probabilities.",
@@ -848,7 +848,7 @@ def _generators() -> dict[str, Any]:
 
 def warn_of_baked_in(what: str, why: str) -> None:
     """Warn of code whose result is compiled in as a constant, and say why."""
-    warn_once(
+    warn_in_first_process(
         f"{what}. forward runs once, when the program is compiled: {why}",
         BakedInWarning,
     )

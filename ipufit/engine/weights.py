@@ -44,7 +44,7 @@ from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ipufit.distributed import warn_once
+from ipufit.distributed import warn_in_first_process
 from ipufit.errors import (
     CopiedModuleWarning,
     IpufitWarning,
@@ -105,7 +105,7 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
     module = unwrap(module)
     if names:
-        warn_once(
+        warn_in_first_process(
             f"The module is trained without {' and '.join(names)}: PopTorch compiles "
             "the whole program, and IPUConfig(replicas=...) sets the replicas.",
             IpufitWarning,
@@ -306,7 +306,7 @@ class Counterparts:
         if all(p is None or _state(p) == before for p, before in alive):
             return
         self._before = []
-        warn_once(
+        warn_in_first_process(
             "The module that was given to IPUModel has been changed since, and what "
             "runs is model.module, a copy of it in the precision that was asked for: "
             "the change doesn't count. Change, load or freeze the weights of "

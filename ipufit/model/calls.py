@@ -25,7 +25,7 @@ from ipufit.data.calls import InferenceBatches, TrainingBatches
 from ipufit.data.datasets import Source
 from ipufit.data.sources import as_source, example_of, num_trained_on
 from ipufit.data.structure import SampleStructure
-from ipufit.distributed import Processes, warn_once
+from ipufit.distributed import Processes, warn_in_first_process
 from ipufit.engine.host_calls import HostProgram, OutputSize, give_shapes
 from ipufit.engine.loop import Evaluation, Inference, Training
 from ipufit.engine.metric_state import MetricState
@@ -44,6 +44,7 @@ from ipufit.errors import (
 )
 from ipufit.optimizers import check_covers
 from ipufit.placement import own_stages
+from ipufit.planning.schedule import EpochPlan
 
 from .arguments import (
     CompileSettings,
@@ -57,7 +58,6 @@ from .call_size import passes_per_call, updates_per_call
 if TYPE_CHECKING:
     from ipufit.planning.memory import Device
     from ipufit.planning.plan import ModelPlan
-    from ipufit.planning.schedule import EpochPlan
 
 
 class CallPlanner:
@@ -346,8 +346,6 @@ class CallPlanner:
             choice: The updates of a call, if ipufit chose the number.
             count: Number of samples to train on; None if unknown.
         """
-        from ipufit.planning.schedule import EpochPlan  # few processes ask for it
-
         config, own = self.config, own_stages(self.module, self.config)
         stages = 1
         if config.is_pipelined and config.training_options is None:
@@ -414,14 +412,14 @@ class CallPlanner:
             if total is not None:
                 sizes = self._nearest_batch_sizes(total, plan, training.choice)
             other = f", or batch_size={' or '.join(map(str, sizes))}" if sizes else ""
-            warn_once(
+            warn_in_first_process(
                 f"fit() leaves out {batches.num_dropped}{of} samples in every epoch, "
                 f"because they don't fill {whole}. To train on all of them: "
                 f"drop_last='pad', as Keras does{other}.",
                 DroppedRowsWarning,
             )
         if batches.num_empty_updates:
-            warn_once(
+            warn_in_first_process(
                 f"{batches.num_empty_updates} of the {plan.device_iterations} updates "
                 "of the last call have padding only. Their gradients are zero, but "
                 "momentum and weight decay go on. Fewer device_iterations avoid it.",
@@ -759,7 +757,7 @@ def warn_of_coverage(options: poptorch.Options, plan: BatchPlan, method: str) ->
     """
     coverage = describe_coverage(options, plan)
     if coverage:
-        warn_once(
+        warn_in_first_process(
             f"{method}() reports metrics of only a part of the samples, as your "
             f"options ask: {coverage}. For all leave the output mode at its default.",
             CoverageWarning,

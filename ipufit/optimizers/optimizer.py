@@ -38,7 +38,7 @@ from ipufit._arguments import ArgumentRepr, check_instance, check_number, shown
 from ipufit._kinds import anything, check_saved, dict_of
 from ipufit._modules import parameters_of, path_of
 from ipufit._poptorch import poptorch
-from ipufit.distributed import warn_once
+from ipufit.distributed import warn_in_first_process
 from ipufit.errors import (
     ConfigError,
     SharedRateWarning,
@@ -1028,7 +1028,7 @@ class Optimization:
         self.before_call()
         shared = " and one ".join(self._set_per_update)
         if shared and updates_per_call > 1:
-            warn_once(
+            warn_in_first_process(
                 f"A call makes {updates_per_call} updates (device_iterations), which "
                 f"share one {shared}: the schedule's for the first of them. With "
                 "device_iterations=1 each has its own.",

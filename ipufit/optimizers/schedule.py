@@ -316,6 +316,12 @@ class Schedule(ArgumentRepr):
                     f"{self._who} has {name}={values[0]} and {twin}={values[1]}. Give "
                     "one of them."
                 )
+        for name in ("t_mul", "m_mul"):
+            if getattr(self, name) is not None and self._is_stretched:
+                raise ConfigError(
+                    f"{self._who} has {name}={getattr(self, name)} and no length of a "
+                    "cycle. Give every_updates or every_epochs."
+                )
         if self.needs_epochs:
             return  # the rest can be checked when `fit` knows the length of an epoch
         if self.total_updates is not None or not self.needs_total:
@@ -364,8 +370,13 @@ class Schedule(ArgumentRepr):
             >>> Schedule("cosine").needs_total, Schedule("constant").needs_total
             (True, False)
         """
-        is_stretched = self.name in _STRETCHED and self.every_updates is None
-        return self.warmup_fraction is not None or is_stretched
+        return self.warmup_fraction is not None or self._is_stretched
+
+    @property
+    def _is_stretched(self) -> bool:
+        """Whether the schedule takes all updates, and doesn't repeat in cycles."""
+        lengths = self.every_updates, self.every_epochs
+        return self.name in _STRETCHED and lengths == (None, None)
 
     def factor(self, update: int, total: int | None = None) -> float:
         """Compute the factor on the learning rate of an update.
@@ -467,7 +478,7 @@ class Schedule(ArgumentRepr):
             ipufit.errors.ConfigError: Schedule('linear') warms up for 10 updates...
         """
         warmup = self.warmup(total)
-        if self.name in _STRETCHED and self.warmup_updates and warmup >= total:
+        if self._is_stretched and self.warmup_updates and warmup >= total:
             raise ConfigError(
                 f"{self._who} warms up for {warmup} updates, but there are "
                 f"{total} in all. Use fewer warmup_updates, a warmup_fraction, or "

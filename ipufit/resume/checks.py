@@ -44,7 +44,7 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.data.place import TRAINED, under
 from ipufit.data.random_state import check_random_state
-from ipufit.distributed import warn_once
+from ipufit.distributed import warn_in_first_process
 from ipufit.engine.loop import Training
 from ipufit.errors import (
     ConfigError,
@@ -381,7 +381,7 @@ def check_same_run(
     if saved.processes != now.processes:
         others.append("random numbers of transforms that don't belong to one sample")
     changes = ", ".join(_list_changes(saved, now, *asdict(now)))
-    warn_once(
+    warn_in_first_process(
         f"The run goes on in another layout: {changes}. Data order, optimizer, "
         "schedule, loss and metrics continue, equal up to rounding. These differ from "
         f"an unbroken run: {'; '.join(others)}.",
@@ -396,7 +396,7 @@ def _of_any_version(name: str, text: str) -> str:
     of metrics along with their names: `[['mse', FunctionMetric(direction='min', ...`.
     """
     if name == "metrics" and text.startswith("[["):
-        names = re.findall(r"\[('[^']*'), ", text)
+        names = re.findall(r"\[('[^']*'), [\w.<>]+\(", text)
         return f"[{', '.join(names)}]"
     return re.sub(r", \w+=None", "", text)
 

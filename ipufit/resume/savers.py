@@ -135,8 +135,8 @@ class ModelSaver:
             check_model(
                 checkpoint, self.executors.module, self.optimization, self.average
             )
-            with self.kept_on_error():
-                self.write(checkpoint)
+        with self.kept_on_error():
+            self.write(checkpoint)
 
     @contextlib.contextmanager
     def kept_on_error(self) -> Iterator[None]:
@@ -151,8 +151,17 @@ class ModelSaver:
                 self.average.swap_in()
             raise
 
+    @uninterrupted
     def write(self, checkpoint: files.Checkpoint) -> None:
-        """Restore a checkpoint that `check_model` accepts."""
+        """Restore a checkpoint that `check_model` accepts.
+
+        Raises:
+            DamagedCheckpointError: A user's scheduler, or torch, can't take its state.
+        """
+        with naming(checkpoint):
+            self._write(checkpoint)
+
+    def _write(self, checkpoint: files.Checkpoint) -> None:
         module, optimizer = self.executors.module, self.optimization.optimizer
         state, of_device = checkpoint.state, checkpoint.tensors.get("optimizer", {})
         self.executors.drop_training()

@@ -278,6 +278,12 @@ def test_columns_that_lack_values_are_named():
         compiled().fit(pandas.DataFrame({"a": [1.0, 2.0]}), numbers)
     with pytest.raises(DataError, match=rf"`x`\['n'\] has {said}"):
         predicted(pandas.DataFrame({"a": [1.0, 2.0], "n": numbers}))
+    for cells in ([[1, 2], [3]], [[1, 2], [3, 4]], [torch.ones(2), torch.ones(2)]):
+        frame = pandas.DataFrame({"a": [1.0, 2.0], "l": pandas.Series(cells)})
+        with pytest.raises(DataError, match=r"columns that hold no numbers: l\. "):
+            predicted(frame)
+    with pytest.raises(DataError, match=r"columns that hold no numbers: l\. "):
+        predicted(frame.assign(l=pandas.Series([[1, 2], None])))
     for value in (pandas.NA, np.array([1, pandas.NA], dtype=object)):
         with pytest.raises(DataError, match=r"has <NA>.* a missing value.* fillna"):
             predicted(Items([value]))

@@ -62,6 +62,21 @@ def ours(schedule, updates, total=None):
             lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 5, eta_min=0.1),
         ),
         (
+            Schedule("cosine_restarts", every_updates=3, t_mul=2, final=0.1),
+            lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3, 2, eta_min=0.1),
+        ),
+        (
+            Schedule("cosine_restarts", every_updates=3, warmup_updates=5, initial=0.2),
+            lambda o: lr_scheduler.SequentialLR(
+                o,
+                [
+                    lr_scheduler.LinearLR(o, 0.2, 1.0, 5),
+                    lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+                ],
+                [5],
+            ),
+        ),
+        (
             Schedule("polynomial", power=2.5),
             lambda o: lr_scheduler.PolynomialLR(o, 20, power=2.5),
         ),
@@ -190,6 +205,8 @@ def test_a_warm_up_must_fit_in():
         ("cosine_restarts", {"cycles": 0}, "cycles=0"),
         ("cosine_restarts", {"every_updates": 4, "t_mul": 0.5}, "t_mul=0.5"),
         ("cosine_restarts", {"cycles": 2, "t_mul": 2}, "cycles=2 and t_mul=2"),
+        ("cosine_restarts", {"t_mul": 2}, "t_mul=2 and no length of a cycle"),
+        ("cosine_restarts", {"m_mul": 0.5}, "m_mul=0.5 and no length of a cycle"),
         (
             "step",
             {"boundaries": (3, 7), "factors": (1, 0.5)},

@@ -89,10 +89,11 @@ def saved(folder):
 
 
 class Lines:
-    """A trace function that counts lines of the package, and interrupts at one."""
+    """A trace function that counts lines of the package, and sends signals at one."""
 
-    def __init__(self, interrupted=0):
+    def __init__(self, interrupted=0, signals=(signal.SIGINT,)):
         self.interrupted, self.count, self.place = interrupted, 0, ""
+        self.signals = signals
 
     def __call__(self, frame, event, argument):
         is_own = frame.f_code.co_filename.startswith(PACKAGE)
@@ -104,7 +105,8 @@ class Lines:
             code = frame.f_code
             self.place = f"{code.co_filename}:{frame.f_lineno}, {code.co_name}"
             sys.settrace(None)
-            signal.raise_signal(signal.SIGINT)
+            for number in self.signals:
+                signal.raise_signal(number)
         return self.in_function
 
     def call(self, function):
@@ -169,7 +171,10 @@ def test_what_is_left_is_of_whole_updates_and_counted(tmp_path, make):
 
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in.*__del__")
-def test_a_directory_is_released_whichever_line_is_interrupted(tmp_path):
+def test_a_directory_is_released_whichever_line_is_interrupted(tmp_path, request):
+    heard = []
+    before = signal.signal(signal.SIGHUP, lambda number, frame: heard.append(number))
+    request.addfinalizer(lambda: signal.signal(signal.SIGHUP, before))
     store = CheckpointStore(tmp_path / "kept")
 
     def hold():
@@ -180,8 +185,10 @@ def test_a_directory_is_released_whichever_line_is_interrupted(tmp_path):
     whole, files = Lines(), num_files()
     whole.call(hold)
     for number in range(1, whole.count, 5):
-        lines = Lines(number)
+        lines = Lines(number, (signal.SIGHUP, signal.SIGINT))
         lines.call(hold)
+        assert heard == [signal.SIGHUP], lines.place
+        heard.clear()
         assert num_files() == files, lines.place
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert whole.count > 100

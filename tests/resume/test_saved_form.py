@@ -466,18 +466,18 @@ class Moody(lr_scheduler.StepLR):
             raise RuntimeError("I don't like it")
 
 
-def test_what_a_users_scheduler_refuses_leaves_the_model_as_it_was(tmp_path):
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_users_scheduler_refuses_leaves_the_model_as_it_was(tmp_path, way):
     scenario = Scenario(Optimizer("adam", 0.1, ema_momentum=0.9), lambda o: Moody(o, 2))
-    model = scenario.model()
-    scenario.fit(model)
-    path = tmp_path / "saved"
-    saved = model.checkpoint()
+    model, path = scenario.model(), tmp_path / "saved"
+    scenario.fit(model, [Saver(path)])
+    saved = load_checkpoint(path)
     saved.state["updates"]["rates"]["scheduler"]["mood"] = "bad"
     write_checkpoint(path, saved)
     scenario.fit(model)
     before, rates = model.checkpoint(), model.optimizer.param_groups[0]["lr"]
     with pytest.raises(DamagedCheckpointError, match=r"saved'.*I don't like it"):
-        model.load(path)
+        model.load(path) if way == "load" else scenario.fit(model, resume=path)
     assert same(model.checkpoint(), before)
     assert model.optimizer.param_groups[0]["lr"] == rates
 

@@ -160,9 +160,13 @@ def test_a_schedule_over_other_updates_is_another_run(tmp_path, schedule):
     fit(path, compiled)
     with pytest.raises(ConfigError, match="updates of the schedule was 8 and is 16"):
         fit(path, compiled, resume=path, epochs=4)
-    fixed = {"lr_schedule": Schedule("cosine", total_updates=16)}
-    fit(path, fixed)
-    assert fit(path, fixed, resume=path, epochs=4).epoch == [0, 1, 2, 3]
+    for fixed in (
+        Schedule("cosine", total_updates=16),
+        Schedule("cosine_restarts", every_epochs=1, t_mul=2, warmup_epochs=1),
+    ):
+        fit(path, {"lr_schedule": fixed})
+        history = fit(path, {"lr_schedule": fixed}, resume=path, epochs=4)
+        assert history.epoch == [0, 1, 2, 3]
 
 
 def test_a_schedule_that_another_version_described_is_the_same(tmp_path):
@@ -188,7 +192,7 @@ def test_metrics_that_another_version_described_are_the_same(tmp_path):
     checkpoint = load_checkpoint(tmp_path / "run")
     del checkpoint.state["settings"]["settings of metrics"]
     checkpoint.state["settings"]["metrics"] = (  # as 0.3.0 wrote it
-        "[['f1', F1Score(name='f1')], ['mse', FunctionMetric(direction='min', "
+        "[['f1', F1Score(of=['a', 'b'])], ['mse', FunctionMetric(direction='min', "
         "function=squared_error, name='mse')], ['spearman', "
         "SpearmanCorrelation(batches=[], name='spearman')]]"
     )
