@@ -316,7 +316,8 @@ class ClassScore(ConfusionMetric):
         self._average = average
         self._class_id = class_id
         self._top_k = top_k
-        self.has_parts = self.has_parts or average is None
+        if average is None:  # a checkpoint describes all public attributes
+            self.has_parts = True
 
     def _check_classes(self, num_classes: int, shape: torch.Size) -> None:
         for name, last in (("class_id", self._class_id), ("top_k", self._top_k)):

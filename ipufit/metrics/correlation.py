@@ -228,7 +228,8 @@ class R2Score(_VarianceShare):
         check_choice("class_aggregation", class_aggregation, averages)
         check_whole("num_regressors", num_regressors, of="R2Score")
         self._average, self._num_regressors = class_aggregation, num_regressors
-        self.has_parts = class_aggregation is None
+        if class_aggregation is None:
+            self.has_parts = True
 
     def result(self, sums: Tensor) -> Any:
         """Average over outputs; constant targets score 1 if predicted exactly, or 0.

@@ -109,7 +109,13 @@ class AUC(Metric):
         kind = type(self).__name__
         check_whole("num_thresholds", num_thresholds, least=2, of=kind)
         self._num_steps = num_thresholds - 1
-        for threshold in [0] if thresholds is None else thresholds:
+        lists = {"thresholds": thresholds, "label_weights": label_weights}
+        for label, values in lists.items():
+            if values is not None and (
+                not isinstance(values, (list, tuple)) or not values
+            ):
+                refuse(label, values, "a list of numbers", of="AUC")
+        for threshold in thresholds or ():
             check_number("a threshold", threshold, least=0, most=1, of="AUC")
         self._thresholds = None if thresholds is None else sorted(thresholds)
         self._is_roc = curve.upper() == "ROC"

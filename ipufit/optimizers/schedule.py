@@ -28,7 +28,13 @@ from typing import (
 import torch
 from torch.optim import lr_scheduler
 
-from ipufit._arguments import ArgumentRepr, check_number, check_whole, shown
+from ipufit._arguments import (
+    ArgumentRepr,
+    check_number,
+    check_whole,
+    refuse,
+    shown,
+)
 from ipufit._kinds import check_saved, count, damaged, like, optional
 from ipufit._kinds import fields as dict_with
 from ipufit.errors import (
@@ -530,6 +536,8 @@ class Schedule(ArgumentRepr):
         object.__setattr__(self, name, tuple(boundaries))
         if self.factors is None:
             return
+        if not isinstance(self.factors, (list, tuple)):
+            refuse("factors", self.factors, "a list of numbers", of="Schedule")
         if len(self.factors) != len(boundaries) + 1:
             raise ConfigError(
                 f"{self._who} has {len(self.factors)} factors and {len(boundaries)} "

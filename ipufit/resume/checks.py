@@ -367,7 +367,7 @@ def check_same_run(
     odd += [
         f"{name} was {was[name]} and is {text}"
         for name, text in settings.items()
-        if _without_none(was.get(name, text)) != _without_none(text)
+        if _of_any_version(name, was.get(name, text)) != _of_any_version(name, text)
         if name != SEEDED or saved.processes == now.processes
     ]
     if odd:
@@ -392,9 +392,16 @@ def check_same_run(
     )
 
 
-def _without_none(settings: str) -> str:
-    """Leave out settings that are None: not every version names them."""
-    return re.sub(r", \w+=None", "", settings)
+def _of_any_version(name: str, text: str) -> str:
+    """Return what every version of ipufit would say of a setting.
+
+    A later version has further settings, which are None. 0.3.0 described the attributes
+    of metrics along with their names: `[['mse', FunctionMetric(direction='min', ...`.
+    """
+    if name == "metrics" and text.startswith("[["):
+        names = re.findall(r"\[('[^']*'), ", text)
+        return f"[{', '.join(names)}]"
+    return re.sub(r", \w+=None", "", text)
 
 
 def _list_changes(saved: BatchPlan, now: BatchPlan, *names: str) -> list[str]:

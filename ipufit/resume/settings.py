@@ -38,7 +38,8 @@ def compiled_settings(
             [(key, loss.name, loss.function) for key, loss in objective.losses]
         ),
         "loss_weights": described(objective.loss_weights),
-        "metrics": described([(m.full_name, m.metric) for m in objective.metrics]),
+        "metrics": described([m.full_name for m in objective.metrics]),
+        "settings of metrics": described([m.metric for m in objective.metrics]),
         "optimizer": type(optimization.optimizer).__name__,
         **{
             f"optimizer's {name}": described(value)

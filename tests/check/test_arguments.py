@@ -78,7 +78,7 @@ REQUIRED = {
     "SensitivityAtSpecificity": {"specificity": 0.5},
     "SpecificityAtSensitivity": {"sensitivity": 0.5},
 }
-ELSEWHERE = {"TensorBoard", "WandbLogger", "MLflowLogger"}
+ELSEWHERE = {"TensorBoard", "WandbLogger", "MLflowLogger", "OptunaPruning"}
 """Callbacks that need other packages."""
 CALLBACKS = sorted({*callbacks.__all__} - ELSEWHERE - {"make_progress"})
 OTHERS = {

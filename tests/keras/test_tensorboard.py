@@ -61,7 +61,7 @@ def test_the_same_is_written(update_freq, tmp_path):
                 verbose=0,
             )
         fitted.evaluate(x, y, callbacks=[callback], verbose=0)
-    found = read(tmp_path)
+    found = {key: v for key, v in read(tmp_path).items() if "hparam" not in key[1]}
     if update_freq == 3:  # then Keras leaves out most epochs (a deviation)
         assert summary.written.keys() < found.keys()
         extra = found.keys() - summary.written.keys()

@@ -46,7 +46,8 @@ def settings(metric):
     return type(metric), {
         name: str(value)
         for name, value in vars(metric).items()
-        if "name" not in name and not isinstance(value, Metric)
+        if "name" not in name and name != "_arguments"
+        if not isinstance(value, Metric)
     }
 
 

@@ -343,7 +343,9 @@ def tolerance(drawn, name, parts, expected):
 def settings_of(name):
     metric = metrics.resolve_metric(name)
     return type(metric), {
-        key: str(value) for key, value in vars(metric).items() if "name" not in key
+        key: str(value)
+        for key, value in vars(metric).items()
+        if "name" not in key and key != "_arguments"
     }
 
 

@@ -182,6 +182,23 @@ def test_a_schedule_that_another_version_described_is_the_same(tmp_path):
         fit(tmp_path / "run", other, resume=tmp_path / "old")
 
 
+def test_metrics_that_another_version_described_are_the_same(tmp_path):
+    settings = {"metrics": ["f1", "mse", "spearman"], "loss": "bce"}
+    fit(tmp_path / "run", settings)
+    checkpoint = load_checkpoint(tmp_path / "run")
+    del checkpoint.state["settings"]["settings of metrics"]
+    checkpoint.state["settings"]["metrics"] = (  # as 0.3.0 wrote it
+        "[['f1', F1Score(name='f1')], ['mse', FunctionMetric(direction='min', "
+        "function=squared_error, name='mse')], ['spearman', "
+        "SpearmanCorrelation(batches=[], name='spearman')]]"
+    )
+    write_checkpoint(tmp_path / "old", checkpoint)
+    fit(tmp_path / "run", settings, resume=tmp_path / "old")
+    others = {**settings, "metrics": ["f1", "mse", "mae"]}
+    with pytest.raises(ConfigError, match=r"metrics was .*and is \['f1', 'mse', 'mae'"):
+        fit(tmp_path / "run", others, resume=tmp_path / "old")
+
+
 def test_a_loss_that_counts_its_calls_is_the_same_loss(tmp_path):
     class Counting(torch.nn.Module):
         def __init__(self):
