@@ -1039,8 +1039,8 @@ def _check_ipus(config: IPUConfig) -> None:
     user_options = config.training_options, config.inference_options
     if config.has_open_stages and user_options != (None, None):
         raise ConfigError(
-            "pipeline='auto' makes the execution strategy of the options, and whole "
-            "options of your own have theirs. Give customize= instead, a function that "
+            "pipeline='auto' sets the execution strategy, and training_options or "
+            "inference_options set one, too. Give customize= instead, a function that "
             "changes the options that ipufit makes; or name the stages."
         )
     if None not in user_options:
@@ -1231,7 +1231,7 @@ def _set(options: poptorch.Options, setter: str, argument: Any) -> None:
 def _options_of(
     settings: _PhaseSettings, user_options: poptorch.Options | None
 ) -> poptorch.Options:
-    """Make the options of a program, or copy the user's own, for this process."""
+    """Make the options of a program for this process, or copy the user's options."""
     process = settings.config.process
     if user_options is not None:
         options = user_options.clone()

@@ -317,8 +317,8 @@ def frame_values(frame: Any, where: str) -> Any:
         name = "a series" if frame.name is None else f"the series {frame.name!r}"
         raise DataError(
             f"{where} is {name} of {frame.dtype}, which holds no numbers. Encode it as "
-            "numbers: .cat.codes of a category, "
-            '.astype("category").cat.codes of strings.'
+            'numbers: .cat.codes.astype("int64") of a category, '
+            '.astype("category").cat.codes.astype("int64") of strings.'
         )
     bad = [str(name) for name, _ in others]
     if bad:

@@ -30,7 +30,7 @@ Rows = Tuple[List[Tensor], Tuple[int, ...]]
 
 
 class Call(NamedTuple):
-    """The data of one call, and how much of it is samples.
+    """The data of one call, and the number of its rows that aren't padding.
 
     Attributes:
         batch: The tensors of a `SampleStructure`, in order: the rows of this process.

@@ -981,9 +981,13 @@ def _check_tensors(loss: str, part: LabeledOutput) -> None:
         )
 
 
+_OTHER_SIZES = "Expected target size", "size mismatch (got input"
+"""What torch's `cross_entropy` and `nll_loss` say of targets of other sizes."""
+
+
 @contextlib.contextmanager
 def shapes_in_errors(what: str, part: LabeledOutput) -> Iterator[None]:
-    """Add the name of a loss or metric to errors, and shapes to those of torch.
+    """Add the name of a loss or metric to errors, and its shapes to errors of torch.
 
     Args:
         what: Subject of the message: the loss or metric.
@@ -1010,6 +1014,12 @@ def shapes_in_errors(what: str, part: LabeledOutput) -> Iterator[None]:
         are_classes = any(words in cause for words in ("type Long but", "to be Long"))
         if "out of bounds" in str(error):
             advice = ". Classes begin at 0, and a target of -100 doesn't count."
+        elif any(words in cause for words in _OTHER_SIZES):
+            advice = (
+                ". torch's losses have classes on axis 1. If yours are on the last "
+                "axis, move them, outputs.movedim(-1, 1), or use the loss "
+                "'sparse_categorical_crossentropy' of logits."
+            )
         elif are_classes or "bool" in targets or "class probabilities" in cause:
             way, kind = ("long", "int64") if are_classes else ("float", "float32")
             advice = f'. Give numbers: y.{way}() of a tensor, or y.astype("{kind}").'

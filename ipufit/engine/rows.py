@@ -82,8 +82,9 @@ def check_rows(
                 raise UnsupportedError(
                     f"The module returned a tensor of shape {tuple(output.shape)} for "
                     f"a call of {num_batches} batches, with masks of {of_mask} "
-                    "entries. Every output needs one row for each entry: pass the mask "
-                    "of what the model returns, such as graphs or nodes."
+                    "entries. Every output needs one row for each entry: if it has a "
+                    "row for each graph, pass the mask of graphs; for each node, that "
+                    "of nodes."
                 )
             raise UnsupportedError(
                 f"The module returned a tensor of shape {tuple(output.shape)} for "

@@ -173,7 +173,10 @@ class InferenceArguments:
 def calls_between(
     updates: int | None, per_call: int, validated: Mapping[str, Source]
 ) -> int | None:
-    """Return the calls between validations within an epoch; None without any.
+    """Return the number of training calls between two validations in an epoch.
+
+    Returns:
+        The number; None if `validation_updates` isn't set.
 
     Raises:
         ConfigError: There is no validation data, or validations don't fall between

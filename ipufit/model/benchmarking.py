@@ -190,7 +190,7 @@ _Times = List[Tuple[float, ...]]
 def _times(
     program: Training | Inference, data: str, calls: int, repeats: int, warmup: int
 ) -> tuple[_Times | None, _Times]:
-    """Time the loading alone, if there is a loader, and calls of the program."""
+    """Return the times of loading alone, None if nothing is loaded, and of calls."""
     batches, loading = program.batches, None
     stream, count = _endless(batches), warmup + calls * repeats
     if data == "synthetic":

@@ -44,7 +44,7 @@ from ipufit.errors import (
     refuse_foreign,
 )
 
-from .values import mark_variable, names_of_numbers, plain, set_value, value_of
+from .values import mark_variable, numeric_settings, plain, set_value, value_of
 
 
 def to_updates(epochs: float, updates_per_epoch: int, least: int = 1) -> int:
@@ -709,7 +709,10 @@ class ScheduledValues(Setter):
         self._written[self._name] = values, self._base
 
     def go_on(self, state: Mapping[str, Any], num_updates: int) -> None:
-        """Continue a fit; a schedule over all fits counts the other run's updates."""
+        """Restore a state, and skip the updates of another run.
+
+        A schedule that counts the updates of all fits counts those, too.
+        """
         self.load_state_dict(state)
         if not self._as_made.counts_all_fits:
             self._start += num_updates
@@ -1148,6 +1151,6 @@ def _check_name(name: Any, optimizer: torch.optim.Optimizer) -> None:
             f"schedules has {name!r}: use Optimizer(..., loss_scaling=ipufit."
             "LossScaleRamp(...)), which the velocity scaling follows."
         )
-    known = names_of_numbers(optimizer)
+    known = numeric_settings(optimizer)
     if name not in known:
         raise UnknownNameError("value of a parameter group", str(name), known)

@@ -164,13 +164,13 @@ def plain(value: Any) -> Any:
     return float(value) if type(value) is int else value
 
 
-def names_of_numbers(optimizer: torch.optim.Optimizer) -> list[str]:
+def numeric_settings(optimizer: torch.optim.Optimizer) -> list[str]:
     """Return the names, as for `value_of`, of numeric settings except the rate.
 
     Example:
         >>> from ipufit import poptorch
         >>> weights = [torch.nn.Parameter(torch.zeros(1))]
-        >>> names_of_numbers(poptorch.optim.RMSprop(weights))[:2]
+        >>> numeric_settings(poptorch.optim.RMSprop(weights))[:2]
         ['momentum', 'alpha']
     """
     group, defaults = optimizer.param_groups[0], optimizer.defaults

@@ -276,13 +276,16 @@ def check_has_run(checkpoint: files.Checkpoint) -> None:
     check_saved(_RUN, {"processes": [], **state, "run": run})
     parts = parts_of(checkpoint)
     if len(parts) != state["plan"]["processes"]:
-        raise damaged(f"state.processes has {len(parts)} of those in state.plan")
+        raise damaged(
+            f"it holds the state of {len(parts)} processes, and state.plan.processes "
+            f"is {state['plan']['processes']}"
+        )
     if run["calls"]:
         sums_of_all = state["figures"]
         if sums_of_all is None or sums_of_all["sums"] is None:
-            raise damaged("state.figures has none in the middle of an epoch")
+            raise damaged("state.figures has no sums in the middle of an epoch")
         if any(part.metric_sums is None for part in parts):
-            raise damaged("state.processes has no figures in the middle of an epoch")
+            raise damaged("state.processes has no sums in the middle of an epoch")
 
 
 def check_run(

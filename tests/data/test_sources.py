@@ -264,7 +264,10 @@ def test_columns_that_lack_values_are_named():
             predicted(frame["b"])
     with pytest.raises(DataError, match=r"hold no numbers: d\. .*get_dummies"):
         predicted(frame[["a"]].assign(d=["x", "y", "z"]))
-    for dtype, ending in (("category", r"\.codes of a cat"), (object, r"\.astype")):
+    for dtype, ending in (
+        ("category", r"\.codes\.astype.* of a cat"),
+        (object, r"\.astype"),
+    ):
         words = pandas.Series(["x", "y"], dtype=dtype)
         with pytest.raises(
             DataError, match=f"`x` is a series of {words.dtype}.*{ending}"

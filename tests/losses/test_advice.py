@@ -91,6 +91,18 @@ WAYS_OUT = {  # outputs; the loss, the targets: refused, and as advised; words
         (torch.stack([Y, Y], 1),),
         "Use 'sparse_categorical_crossentropy'",
     ),
+    "classes on the last axis of torch's module": (
+        lambda h: h[:, None].expand(-1, 2, -1),
+        (nn.CrossEntropyLoss(), "sparse_categorical_crossentropy"),
+        (Y[:, None].expand(-1, 2),),
+        "use the loss 'sparse_categorical_crossentropy'",
+    ),
+    "classes on the last axis of torch's function": (
+        lambda h: h[:, None, None].expand(-1, 2, 5, -1),
+        (lambda o, t: F.cross_entropy(o, t), "sparse_categorical_crossentropy"),
+        (Y[:, None, None].expand(-1, 2, 5),),
+        "use the loss 'sparse_categorical_crossentropy'",
+    ),
     "numbers of classes": (
         same,
         ("mse", "cross_entropy"),
