@@ -74,8 +74,13 @@ class ArgumentRepr:
         """Return the call that makes the object, without defaults."""
         arguments = self._arguments
         if is_dataclass(self):
-            values = {f.name: getattr(self, f.name) for f in fields(self) if f.repr}
-            arguments = _as_in_call(inspect.signature(type(self)), values, repr)
+            # A subclass's constructor may have other arguments.
+            kinds = type(self).__mro__
+            kind = next(k for k in kinds if "__dataclass_fields__" in vars(k))
+            signature = inspect.signature(kind)
+            names = [f.name for f in fields(self) if f.repr]
+            values = {n: getattr(self, n) for n in names if n in signature.parameters}
+            arguments = _as_in_call(signature, values, repr)
         return f"{type(self).__name__}({arguments})"
 
 

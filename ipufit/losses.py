@@ -554,6 +554,7 @@ def binary_focal_crossentropy(
     outputs = in_float32(outputs)
     truths, likely = _like(targets, outputs), torch.sigmoid(outputs)
     wrong = likely * (1.0 - truths) + (1.0 - likely) * truths
+    wrong = wrong.clamp(min=EPSILON)  # the slope of a root of 0 isn't finite
     values = (F.softplus(outputs) - outputs * truths) * wrong.pow(gamma)
     if alpha is None:
         return values
@@ -583,7 +584,8 @@ def categorical_focal_crossentropy(
     """
     outputs, dense = dense_targets(outputs, targets)
     logs = F.log_softmax(in_float32(outputs), dim=-1)
-    return -alpha * (dense * logs * (1.0 - logs.exp()).pow(gamma)).sum(dim=-1)
+    wrong = (1.0 - logs.exp()).clamp(min=EPSILON)  # as in binary_focal_crossentropy
+    return -alpha * (dense * logs * wrong.pow(gamma)).sum(dim=-1)
 
 
 def tversky(

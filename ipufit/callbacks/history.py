@@ -202,4 +202,5 @@ class History(Callback):
         return longest, f"validation {rest[: -len(longest) - 1]}"
 
     def _has_matrices(self, name: str) -> bool:
-        return isinstance(self.history[name][-1], list)
+        last = self.history[name][-1]
+        return isinstance(last, list) and all(isinstance(row, list) for row in last)

@@ -376,11 +376,12 @@ class OptunaPruning(MonitorCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Report the metric, and stop the run if the trial is pruned."""
-        if self.monitor not in logs:  # not every epoch is validated
+        value = self.monitored(logs)
+        if value is None:  # not every epoch is validated
             return
         is_pruned = False
         if self.run.processes.is_first:
-            self.trial.report(float(logs[self.monitor]), epoch)
+            self.trial.report(value, epoch)
             is_pruned = self.trial.should_prune()
         if any(self.run.processes.gathered(is_pruned)):
             self._reason = f"Trial was pruned at epoch {epoch + 1}."

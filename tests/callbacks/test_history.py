@@ -114,6 +114,14 @@ def test_names_choose(pyplot, names, drawn):
     assert {axes.get_ylabel(): list(curves(axes)) for axes in figure.axes} == drawn
 
 
+def test_a_list_of_a_user_s_callback_is_drawn_as_several_curves(pyplot):
+    history = history_of({0: {"each": [1, 5]}, 1: {"each": [2, 4]}})
+    axes = history.plot("each").axes[0]
+    drawn = [list(line.get_ydata()) for line in axes.get_lines()]
+    assert drawn == [[1, 2], [5, 4]]
+    assert "<th>each</th>" in history._repr_html_()
+
+
 def test_it_draws_in_the_user_s_axes(pyplot):
     figure, grid = pyplot.subplots(1, 2)
     assert history_of(ROWS).plot(axes=grid) is figure

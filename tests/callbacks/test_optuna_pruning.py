@@ -114,6 +114,14 @@ def test_what_can_not_be_reported_is_refused_before_the_run():
         model.fit(X, Y, verbose=0, callbacks=[ipufit.OptunaPruning(None, "loss")])
 
 
+def test_a_matrix_is_not_reported():
+    model = IPUModel(torch.nn.Linear(4, 3))
+    model.compile("sgd", "cross_entropy", metrics=[ipufit.metrics.ConfusionMatrix()])
+    pruning = ipufit.OptunaPruning(study(1).ask(), "confusion_matrix")
+    with pytest.raises(ConfigError, match=r"OptunaPruning\(.*is a matrix, not one"):
+        model.fit(X, torch.arange(32) % 3, verbose=0, callbacks=[pruning])
+
+
 def test_without_optuna_the_callback_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match="pip install optuna"):

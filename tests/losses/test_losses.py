@@ -25,7 +25,12 @@ from ipufit import (
     UnknownNameError,
     UnsupportedError,
 )
-from ipufit.losses import resolve_loss, smoothed
+from ipufit.losses import (
+    binary_focal_crossentropy,
+    categorical_focal_crossentropy,
+    resolve_loss,
+    smoothed,
+)
 from tests import reference
 from tests.reference import (
     NUM_CLASSES,
@@ -998,3 +1003,24 @@ def test_a_loss_may_change_its_mode_between_fits(data):
         loss.train(is_training)
         model.fit(*data, batch_size=4, verbose=0)
         assert float(loss.calls) == calls
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0])
+@pytest.mark.parametrize(
+    "loss", [binary_focal_crossentropy, categorical_focal_crossentropy]
+)
+def test_a_focal_loss_learns_from_samples_beside_perfect_ones(loss, gamma):
+    x, targets = torch.tensor([[1.0], [0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    module = nn.Linear(1, 2)
+    with torch.no_grad():
+        module.weight.copy_(torch.tensor([[200.0], [-200.0]]))
+        module.bias.zero_()
+    model = IPUModel(module)
+    model.compile(
+        Optimizer("sgd", learning_rate=1.0), functools.partial(loss, gamma=gamma)
+    )
+    model.fit(x, targets, batch_size=2, verbose=0)
+    # Only the second sample has a gradient, and its input is 0.
+    assert module.weight.tolist() == [[200.0], [-200.0]]
+    first, second = module.bias.tolist()
+    assert first == -second > 0.01

@@ -2,6 +2,7 @@
 """Callbacks, metrics, optimizers, losses and schedules print their arguments."""
 
 import copy
+import dataclasses
 import inspect
 import pickle
 
@@ -101,3 +102,40 @@ def test_classes_of_users_print_their_arguments_too():
         callbacks.EarlyStopping(patiance=3)
     with pytest.raises(TypeError, match=r"TopKAccuracy\(\).*It takes k, name"):
         metrics.TopKAccuracy(top=3)
+
+
+class Pair(ipufit.IPUConfig):
+    def __init__(self, number=2, **settings):
+        super().__init__(replicas=number, **settings)
+
+
+class Adam(ipufit.Optimizer):
+    def __init__(self, rate=0.1):
+        super().__init__("adam", rate)
+
+
+@dataclasses.dataclass(repr=False)
+class Counter(ipufit.Callback):
+    start: int = 0
+    calls: int = dataclasses.field(default=0, init=False)
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (Pair(), "Pair(replicas=2)"),
+        (Pair(4, seed=3), "Pair(replicas=4, seed=3)"),
+        (Adam(), "Adam(name='adam', learning_rate=0.1)"),
+        (Counter(3), "Counter(start=3)"),
+    ],
+)
+def test_users_classes_of_dataclasses_print_their_fields(made, text):
+    assert repr(made) == text
+    assert repr(copy.copy(made)) == text
+
+
+def test_a_model_takes_a_users_class_of_a_config():
+    model = ipufit.IPUModel(torch.nn.Linear(3, 1), Pair())
+    model.compile(Adam(), "mse")
+    assert "Linear on Pair(replicas=2), compiled with Adam" in repr(model)
+    assert len(model.fit(torch.ones(4, 3), torch.ones(4, 1), 2, verbose=0).epoch) == 1
