@@ -983,7 +983,7 @@ def _check_tensors(loss: str, part: LabeledOutput) -> None:
 
 @contextlib.contextmanager
 def shapes_in_errors(what: str, part: LabeledOutput) -> Iterator[None]:
-    """Add the name of a loss or metric to errors, and shapes to those of torch.
+    """Add the name of a loss or metric to its errors, and shapes to torch's errors.
 
     Args:
         what: Subject of the message: the loss or metric.

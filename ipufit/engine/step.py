@@ -832,7 +832,7 @@ class Step(torch.nn.Module):
 
     @property
     def logs_scalars(self) -> bool:
-        """Whether a trace has logged scalars, or a loss of the module's own."""
+        """Whether, in any trace, the module logged scalars or returned its own loss."""
         return any(
             findings.packing.names
             or any(e.result is None and e.size for e in findings.entries)

@@ -150,7 +150,10 @@ class TargetMeans(TorchFunctionMode):
         return None
 
     def slopes(self, result: Tensor) -> list[Tensor]:
-        """Return the derivatives of a result by each mean; needs `is_derived`."""
+        """Return the derivative of a result with respect to each mean.
+
+        This context must have been created with `is_derived=True`.
+        """
         values, zero = [mean.value for mean in self.means], torch.zeros(())
         if not result.requires_grad:
             return [zero] * len(values)

@@ -173,7 +173,10 @@ class InferenceArguments:
 def calls_between(
     updates: int | None, per_call: int, validated: Mapping[str, Source]
 ) -> int | None:
-    """Return the calls between validations within an epoch; None without any.
+    """Return the number of calls from one validation to the next within an epoch.
+
+    Returns:
+        The number of calls; None if validations are at the ends of epochs only.
 
     Raises:
         ConfigError: There is no validation data, or validations don't fall between

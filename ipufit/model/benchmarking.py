@@ -190,7 +190,12 @@ _Times = List[Tuple[float, ...]]
 def _times(
     program: Training | Inference, data: str, calls: int, repeats: int, warmup: int
 ) -> tuple[_Times | None, _Times]:
-    """Time the loading alone, if there is a loader, and calls of the program."""
+    """Time calls of the program, and before them the loading of data alone.
+
+    Returns:
+        Times of loading a call, and times of the calls. The former is None if the data
+        is made up, or can be read only once.
+    """
     batches, loading = program.batches, None
     stream, count = _endless(batches), warmup + calls * repeats
     if data == "synthetic":

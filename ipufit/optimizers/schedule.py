@@ -626,7 +626,7 @@ class Setter:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state."""
+        """Restore a state that `state_dict` returned."""
 
     def check_state(self, state: Any, where: str, is_begun: bool) -> None:
         """Refuse a state that can't be of this schedule; change nothing.
@@ -698,7 +698,15 @@ class ScheduledValues(Setter):
         self._written[self._name] = values, self._base
 
     def go_on(self, state: Mapping[str, Any], num_updates: int) -> None:
-        """Continue a fit; a schedule over all fits counts the other run's updates."""
+        """Continue a fit after another run has trained inside it.
+
+        A schedule over all fits counts the updates of the other run. Any other schedule
+        goes on from where it was before.
+
+        Args:
+            state: State of the schedule before the other run.
+            num_updates: Number of updates of the other run.
+        """
         self.load_state_dict(state)
         if not self._as_made.counts_all_fits:
             self._start += num_updates
@@ -713,7 +721,7 @@ class ScheduledValues(Setter):
         return {**state, "per_epoch": self._per_epoch} if self.needs_epochs else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state."""
+        """Restore a state that `state_dict` returned."""
         self._start, self._total = state["start"], state["total"]
         self._base = list(state["own"])
         self._per_epoch = state.get("per_epoch")
@@ -946,7 +954,7 @@ class TorchScheduler(Setter):
             ) from error
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state."""
+        """Restore a state that `state_dict` returned."""
         self._scheduler.load_state_dict(dict(state["scheduler"]))
         for group, values in zip(self._mirror.source.param_groups, state["groups"]):
             for name, value in values.items():
