@@ -191,7 +191,7 @@ def each_of(kinds: Sequence[Kind]) -> Kind:
 
 
 def are_numbers(values: Sequence[Any]) -> bool:
-    """Return whether all values are Python's own numbers.
+    """Return whether the type of each value is int or float, not a subclass.
 
     History has long lists of numbers, which code that walks through states may skip.
     """

@@ -139,10 +139,10 @@ class Source:
         return ""
 
     def require_targets(self, name: str, purpose: str) -> None:
-        """Refuse samples without targets.
+        """Refuse samples without targets, and targets or weights that aren't numbers.
 
         Raises:
-            DataError: Samples have no targets, or targets or weights must be numbers.
+            DataError: Samples have no targets, or targets or weights aren't numbers.
         """
         targets, weights = self.structure.targets, self.structure.weights
         if not weights.num_leaves and weights != NOTHING:
@@ -330,11 +330,11 @@ class FlatDataset(Dataset):  # type: ignore[type-arg]
         return index
 
     def flat(self, item: Any, index: int) -> tuple[Tensor, ...]:
-        """Flatten a sample, which must look like the first.
+        """Return the tensors of a sample, in the order of the first sample's.
 
         Raises:
-            DataError: The sample's structure or shapes differ from the first sample's,
-                or a leaf isn't a number.
+            DataError: The sample's structure, shapes or types differ from the first
+                sample's, or a leaf isn't a number.
         """
         where = f"Sample {int(index) % len(self)} of `{self.name}`"
         leaves = self.structure.flatten_like("sample 0", self.parts_of(item), where)

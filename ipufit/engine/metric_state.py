@@ -391,7 +391,7 @@ class MetricState:
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of the same metrics."""
+        """Restore a state that `state_dict` of the same metrics returned."""
         sums = state["sums"]
         self._sums = None if sums is None else torch.tensor(sums, dtype=torch.float64)
         self._extra = copy.deepcopy(dict(state["extra"]))

@@ -991,7 +991,9 @@ def class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def dense_targets(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return outputs, and targets of the same shape in float32.
+    """Return outputs, and their targets in float32, both of the same shape.
+
+    Outputs `[N, C, 1, ...]` are reshaped to `[N, C]`.
 
     Raises:
         DataError: The shapes differ.

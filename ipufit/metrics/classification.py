@@ -87,7 +87,7 @@ class BinaryAccuracy(_Share):
 
 
 class CategoricalAccuracy(_Share):
-    """The share of samples whose class of highest score is the one-hot target.
+    """The share of samples whose highest score is for the class of the one-hot target.
 
     Args:
         name: Key in logs.

@@ -343,7 +343,10 @@ class ClassScore(ConfusionMetric):
         return float(ratio(scores.mul(present).sum(), present.sum()))
 
     def _present(self, counts: Counts) -> Tensor:
-        """Return 1 for each class in the average, 0 for others."""
+        """Return 1 for each class that the average includes, 0 for other classes.
+
+        Classes without predictions and targets are left out; labels never are.
+        """
         if self._has_labels:
             return torch.ones_like(counts.tp)
         return union(counts).gt(0).to(torch.float64)

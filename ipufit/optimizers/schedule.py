@@ -637,7 +637,7 @@ class Setter:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state."""
+        """Restore a state that `state_dict` returned."""
 
     def check_state(self, state: Any, where: str, is_begun: bool) -> None:
         """Refuse a state that can't be of this schedule; change nothing.
@@ -727,7 +727,7 @@ class ScheduledValues(Setter):
         return {**state, "per_epoch": self._per_epoch} if self.needs_epochs else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state."""
+        """Restore a state that `state_dict` returned."""
         self._start, self._total = state["start"], state["total"]
         self._base = list(state["own"])
         self._per_epoch = state.get("per_epoch")
@@ -960,7 +960,7 @@ class TorchScheduler(Setter):
             ) from error
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state."""
+        """Restore a state that `state_dict` returned."""
         self._scheduler.load_state_dict(dict(state["scheduler"]))
         for group, values in zip(self._mirror.source.param_groups, state["groups"]):
             for name, value in values.items():

@@ -146,7 +146,12 @@ def set_value(group: dict[str, Any], name: str, value: Any) -> None:
 
 
 def mark_variable(optimizer: Any, name: str) -> None:
-    """Let a setting that `set_value` sets change after the program is compiled."""
+    """Tell PopTorch that a setting may change after the program is compiled.
+
+    Args:
+        optimizer: An optimizer of PopTorch.
+        name: Name of the setting, as for `set_value`.
+    """
     optimizer.variable_attrs.markAsVariable("betas" if name in _BETAS else name)
 
 
