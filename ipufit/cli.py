@@ -355,7 +355,7 @@ def look_at_first_fit(
                 outcome.set_exception(error)
         raise EndOfProgram
 
-    def end(*_: Any) -> NoReturn:
+    def end_at_time_limit(*_: Any) -> NoReturn:
         outcome.set_exception(
             ConfigError(
                 f"{program} has run for {options.time_limit:g} seconds and hasn't "
@@ -366,7 +366,7 @@ def look_at_first_fit(
         raise EndOfProgram
 
     before = sys.argv, sys.path[:], sys.dont_write_bytecode
-    handler = signal.signal(signal.SIGALRM, end)
+    handler = signal.signal(signal.SIGALRM, end_at_time_limit)
     sys.argv, sys.dont_write_bytecode = [program, *options.arguments], True
     is_file = is_script and not options.is_module
     folder = os.path.dirname(os.path.abspath(program)) if is_file else os.getcwd()

@@ -11,7 +11,6 @@ from typing import Any, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from ipufit._arguments import check_whole
 from ipufit._poptorch import poptorch
 from ipufit.batching import BatchPlan
 from ipufit.distributed import Processes
@@ -444,7 +443,6 @@ class TrainingBatches(_Batches):
             DataError: A generator would be needed for several passes.
         """
         if steps_per_epoch is not None:
-            check_whole("steps_per_epoch", steps_per_epoch, least=1)
             updates = self._plan.device_iterations
             calls, rest = divmod(steps_per_epoch, updates)
             if rest:

@@ -284,7 +284,7 @@ class CallPlanner:
             return plan, None
         return replace(plan, device_iterations=choice.value), choice
 
-    def _options_of(
+    def _options_for(
         self, phase: str, plan: BatchPlan, **settings: Any
     ) -> poptorch.Options:
         """Return the options of a program, which are made once."""
@@ -301,7 +301,7 @@ class CallPlanner:
     ) -> poptorch.Options:
         settings = self.require_compiled()
         optimization = settings.optimization
-        return self._options_of(
+        return self._options_for(
             "training",
             plan,
             own_stages=own_stages(self.module, self.config),
@@ -487,7 +487,7 @@ class CallPlanner:
             all_rows = poptorch.OutputMode.All.value
             if (
                 config.customize is None
-                or self._options_of("inference", least).output_mode == all_rows
+                or self._options_for("inference", least).output_mode == all_rows
             ):
                 # All processes choose the same: process 0's data decide, and callbacks
                 # of any process. A batch that one listens to is a call.
@@ -518,7 +518,7 @@ class CallPlanner:
         ) -> tuple[
             Executors, InferenceBatches, BatchPlan, poptorch.Options, Computation
         ]:
-            options = self._options_of("inference", plan)
+            options = self._options_for("inference", plan)
             batches = InferenceBatches(
                 source,
                 plan,
