@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator
 from ipufit._arguments import check_choice, check_function, refuse
 from ipufit._env import is_first_process
 from ipufit._lazy import need
-from ipufit.errors import ConfigError
+from ipufit.errors import ConfigError, IpufitWarning, warn
 from ipufit.types import Verbose
 
 from .base import Callback, numbers_in
@@ -356,14 +356,19 @@ class ProgressBar(_Printing):
 
     def _draw(self) -> None:
         """Replace the picture of the loss by one that the notebook's file keeps."""
-        if self._curve is not None and self.model.history.epoch:
+        if self._curve is None or not self.model.history.epoch:
+            return
+        try:
             figure = self._make_figure(figsize=(6, 2.5), layout="constrained")
             self.model.history.plot("loss", axes=figure.add_subplot())
             file = io.BytesIO()
             figure.savefig(file, format="png")
             image = import_module("IPython.display").Image
             self._curve.update(image(file.getvalue()))
-            self._drawn_at = self._clock()
+        except Exception as error:  # noqa: BLE001 - the run is worth more
+            self._curve = None
+            warn(f"The curve of the loss can't be drawn: {error!r}", IpufitWarning)
+        self._drawn_at = self._clock()
 
     def _begin(self, title: str, end_title: str) -> None:
         """Start a bar."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from ipufit import Callback, ConfigError, poptorch
+from ipufit import Callback, ConfigError, IpufitWarning, poptorch
 from ipufit.callbacks import (
     ProgressBar,
     make_progress,
@@ -268,10 +268,8 @@ def test_an_error_within_a_bar_leaves_the_terminal_usable(monkeypatch, capsys, v
     model.fit(*DATA, batch_size=4, verbose=verbose)  # a bar of its own starts
 
 
-@pytest.mark.parametrize("has_matplotlib", [True, False])
-def test_a_notebook_keeps_a_line_for_each_epoch_and_the_loss(
-    monkeypatch, capsys, has_matplotlib
-):
+@pytest.fixture
+def shown_in_notebook(monkeypatch):
     outputs = []
 
     def display(data, raw, display_id):
@@ -286,6 +284,26 @@ def test_a_notebook_keeps_a_line_for_each_epoch_and_the_loss(
     module = SimpleNamespace(display=display, Image=lambda data: data)
     monkeypatch.setitem(sys.modules, "IPython.display", module)
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    return outputs
+
+
+def test_a_run_goes_on_without_its_picture(monkeypatch, shown_in_notebook):
+    figures = pytest.importorskip("matplotlib.figure")
+
+    def full_disk(*_, **__):
+        raise OSError("no space")
+
+    monkeypatch.setattr(figures.Figure, "savefig", full_disk)
+    with pytest.warns(IpufitWarning, match=r"can't be drawn: OSError\('no space'"):
+        history = make_model().fit(*DATA, batch_size=4, epochs=2)
+    assert history.epoch == [0, 1]
+
+
+@pytest.mark.parametrize("has_matplotlib", [True, False])
+def test_a_notebook_keeps_a_line_for_each_epoch_and_the_loss(
+    monkeypatch, capsys, has_matplotlib, shown_in_notebook
+):
+    outputs = shown_in_notebook
     if has_matplotlib:
         pytest.importorskip("matplotlib.pyplot")
     else:
