@@ -8,13 +8,13 @@ some: a worker that is really killed breaks the locks of torch's queues now and 
 from __future__ import annotations
 
 import multiprocessing.connection
-import socket
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from ipufit import Callback, DataError, IPUModel
+from tests.ports import free_port
 
 X, Y = torch.ones(32, 6), torch.zeros(32, dtype=torch.int64)
 SAID = "A process that loads samples has ended: .*With num_workers=0 this process loads"
@@ -60,9 +60,7 @@ def test_the_error_says_what_to_do(run):
 
 
 def test_a_connection_to_a_worker_that_has_ended(monkeypatch):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        nowhere = free.getsockname()
+    nowhere = "127.0.0.1", free_port()
 
     def connect(*_, **__):
         multiprocessing.connection.Client(nowhere)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -25,6 +24,7 @@ from torch.utils.data import Dataset
 
 import ipufit
 from ipufit.distributed import get_process_info
+from tests.ports import free_port
 
 LONGEST_SECONDS = 100.0
 NOBODY = "nothing,never,0"
@@ -147,9 +147,7 @@ def run(folder, count, case):
     """Run a case in processes of its own, and describe their end."""
     folder = Path(folder)
     folder.mkdir(exist_ok=True)
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    port = free_port()
     output = folder / f"{case}.txt"
     began = time.monotonic()
     pids = [_fork(folder, case, i, count, port, output) for i in range(count)]

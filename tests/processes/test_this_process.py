@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from ipufit.distributed import (
     configure,
     get_process_info,
 )
+from tests.ports import free_port
 from tests.processes.runs import Answers
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
@@ -208,9 +208,7 @@ def met(launcher, monkeypatch, variables):
 
 
 def test_a_process_that_does_not_come_is_waited_for_once(monkeypatch):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
     monkeypatch.setenv("IPUFIT_PROCESS_TIMEOUT", "1")

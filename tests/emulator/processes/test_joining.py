@@ -4,7 +4,6 @@
 import contextlib
 import logging
 import os
-import socket
 import sys
 
 import pytest
@@ -19,6 +18,7 @@ from ipufit.emulator._processes import (
     join_processes,
 )
 from tests.interpreters import run_python
+from tests.ports import free_port
 
 
 class Squares(nn.Module):
@@ -113,9 +113,7 @@ def test_missing_variables_are_named(monkeypatch, given, missing):
 
 
 def test_who_comes_alone_says_so_after_the_time_out(monkeypatch):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", str(port))
     monkeypatch.setenv("IPUFIT_PROCESS_TIMEOUT", "1")
