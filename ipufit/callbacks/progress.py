@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterator
 from ipufit._arguments import check_choice, check_function, refuse
 from ipufit._env import is_first_process
 from ipufit._lazy import need
-from ipufit.errors import ConfigError
+from ipufit.errors import ConfigError, IpufitWarning, warn
 from ipufit.types import Verbose
 
 from .base import Callback, numbers_in
@@ -328,7 +328,7 @@ class ProgressBar(_Printing):
         super().on_train_begin(logs)
         self._epochs_left, self._epoch_seconds, self._widths = 0, 0.0, {}
         if self.params["epochs"] > 1 and _is_in_notebook(self._console):
-            with contextlib.suppress(ConfigError):  # without matplotlib
+            with self._drawing(), contextlib.suppress(ConfigError):  # no matplotlib
                 self._make_figure = need(
                     "matplotlib.pyplot", "A plot", "ipufit[plot]"
                 ).Figure
@@ -356,14 +356,28 @@ class ProgressBar(_Printing):
 
     def _draw(self) -> None:
         """Replace the picture of the loss by one that the notebook's file keeps."""
-        if self._curve is not None and self.model.history.epoch:
-            figure = self._make_figure(figsize=(6, 2.5), layout="constrained")
-            self.model.history.plot("loss", axes=figure.add_subplot())
-            file = io.BytesIO()
-            figure.savefig(file, format="png")
-            image = import_module("IPython.display").Image
-            self._curve.update(image(file.getvalue()))
-            self._drawn_at = self._clock()
+        if self._curve is not None and "loss" in self.model.history.history:
+            with self._drawing():
+                figure = self._make_figure(figsize=(6, 2.5), layout="constrained")
+                self.model.history.plot("loss", axes=figure.add_subplot())
+                file = io.BytesIO()
+                figure.savefig(file, format="png")
+                image = import_module("IPython.display").Image
+                self._curve.update(image(file.getvalue()))
+                self._drawn_at = self._clock()
+
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Warn of an error, and let the run go on without the picture."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - of matplotlib or the notebook
+            self._curve = None
+            warn(
+                f"The loss isn't drawn ({type(error).__name__}: {error}). Training "
+                "goes on; history.plot() draws it afterwards.",
+                IpufitWarning,
+            )
 
     def _begin(self, title: str, end_title: str) -> None:
         """Start a bar."""
