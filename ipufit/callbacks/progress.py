@@ -328,7 +328,7 @@ class ProgressBar(_Printing):
         super().on_train_begin(logs)
         self._epochs_left, self._epoch_seconds, self._widths = 0, 0.0, {}
         if self.params["epochs"] > 1 and _is_in_notebook(self._console):
-            with self._drawing(), contextlib.suppress(ConfigError):  # no matplotlib
+            with contextlib.suppress(ConfigError):  # without matplotlib
                 self._make_figure = need(
                     "matplotlib.pyplot", "A plot", "ipufit[plot]"
                 ).Figure
@@ -356,28 +356,19 @@ class ProgressBar(_Printing):
 
     def _draw(self) -> None:
         """Replace the picture of the loss by one that the notebook's file keeps."""
-        if self._curve is not None and "loss" in self.model.history.history:
-            with self._drawing():
-                figure = self._make_figure(figsize=(6, 2.5), layout="constrained")
-                self.model.history.plot("loss", axes=figure.add_subplot())
-                file = io.BytesIO()
-                figure.savefig(file, format="png")
-                image = import_module("IPython.display").Image
-                self._curve.update(image(file.getvalue()))
-                self._drawn_at = self._clock()
-
-    @contextlib.contextmanager
-    def _drawing(self) -> Iterator[None]:
-        """Warn of an error, and let the run go on without the picture."""
+        if self._curve is None or "loss" not in self.model.history.history:
+            return
         try:
-            yield
-        except Exception as error:  # noqa: BLE001 - of matplotlib or the notebook
+            figure = self._make_figure(figsize=(6, 2.5), layout="constrained")
+            self.model.history.plot("loss", axes=figure.add_subplot())
+            file = io.BytesIO()
+            figure.savefig(file, format="png")
+            image = import_module("IPython.display").Image
+            self._curve.update(image(file.getvalue()))
+        except Exception as error:  # noqa: BLE001 - the run is worth more
             self._curve = None
-            warn(
-                f"The loss isn't drawn ({type(error).__name__}: {error}). Training "
-                "goes on; history.plot() draws it afterwards.",
-                IpufitWarning,
-            )
+            warn(f"The curve of the loss can't be drawn: {error!r}", IpufitWarning)
+        self._drawn_at = self._clock()
 
     def _begin(self, title: str, end_title: str) -> None:
         """Start a bar."""
