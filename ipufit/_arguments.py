@@ -103,14 +103,18 @@ def _as_in_call(
     to_text: Callable[[Any], str],
 ) -> str:
     """Return the arguments that differ from their defaults, as a call has them."""
-    different: dict[str, str] = {}
+    texts: list[str] = []
+    before: list[Any] = []
     for name, value in values.items():
         parameter = signature.parameters[name]
         if parameter.kind is parameter.VAR_KEYWORD:
-            different.update({key: to_text(value[key]) for key in value})
+            texts += [f"{key}={to_text(value[key])}" for key in value]
+        elif parameter.kind is parameter.VAR_POSITIONAL:  # names can't come before it
+            texts = [to_text(part) for part in (*before, *value)]
         elif to_text(value) != to_text(parameter.default):
-            different[name] = to_text(value)
-    return ", ".join(f"{name}={text}" for name, text in different.items())
+            texts.append(f"{name}={to_text(value)}")
+        before.append(value)
+    return ", ".join(texts)
 
 
 def refuse(name: str, value: Any, instead: str, of: str = "") -> NoReturn:

@@ -36,6 +36,15 @@ from .monitoring import MonitorCallback, direction_of
 _OTHER_SUFFIX = re.compile(r"[^.{/]\.[A-Za-z][A-Za-z0-9]*/?$")
 
 
+class _FieldNames(Formatter):
+    """Formats as `str.format`, also fields whose names have dots: `precision_0.3`."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        if field_name in kwargs:
+            return kwargs[field_name], field_name
+        return super().get_field(field_name, args, kwargs)
+
+
 class SavingCallback(Callback):
     """Base of callbacks that save after epochs or updates, and when a run is evicted.
 
@@ -316,7 +325,7 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
 
     def _path(self, fields: dict[str, Any]) -> str:
         try:
-            return self.filepath.format(**fields)
+            return _FieldNames().vformat(self.filepath, (), fields)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             raise ConfigError(
                 f'Failed to format this callback filepath: "{self.filepath}". Reason: '

@@ -356,7 +356,7 @@ class ProgressBar(_Printing):
 
     def _draw(self) -> None:
         """Replace the picture of the loss by one that the notebook's file keeps."""
-        if self._curve is None or not self.model.history.epoch:
+        if self._curve is None or "loss" not in self.model.history.history:
             return
         try:
             figure = self._make_figure(figsize=(6, 2.5), layout="constrained")

@@ -8,12 +8,13 @@ import functools
 import math
 from typing import Any, Callable, NamedTuple, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ipufit._arguments import check_choice, check_number, check_whole
+from ipufit._arguments import check_choice, check_number, check_whole, refuse
 from ipufit._plots import Axes, Figure, axes_for, draw_confusion
-from ipufit.errors import DataError, suggesting
+from ipufit.errors import DataError
 
 from .base import (
     AVERAGES,
@@ -76,7 +77,6 @@ class ConfusionMetric(Metric):
     _value_of_nothing = math.nan
     _top_k: int | None = None
 
-    @suggesting
     def __init__(
         self,
         threshold: float | Sequence[float] = 0.5,
@@ -293,7 +293,6 @@ class ClassScore(ConfusionMetric):
 
     direction = "max"
 
-    @suggesting
     def __init__(
         self,
         threshold: float | Sequence[float] | None = None,
@@ -582,7 +581,6 @@ class ConfusionMatrix(ConfusionMetric):
         [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     """
 
-    @suggesting
     def __init__(
         self,
         normalize: str | None = None,
@@ -646,9 +644,15 @@ class ConfusionMatrix(ConfusionMetric):
             The matplotlib figure that has the axes.
 
         Raises:
-            ConfigError: matplotlib isn't installed.
+            ConfigError: matplotlib isn't installed, or an argument isn't one matrix or
+                a name for each class.
         """
+        shape, who = np.shape(matrix), "ConfusionMatrix.plot()"
+        if len(shape) != 2 or len(set(shape)) != 1 or not len(matrix):
+            refuse("matrix", matrix, "the matrix of one epoch", who)
+        if labels is not None and len(labels) != len(matrix):
+            refuse("labels", labels, f"{len(matrix)} names, one for each class", who)
         side = min(4.0 + 0.3 * len(matrix), 10.0)
-        [part, *_] = axes_for(1, axes, "ConfusionMatrix.plot()", (1.2 * side, side))
+        [part, *_] = axes_for(1, axes, who, (1.2 * side, side))
         draw_confusion(part, matrix, labels)
         return part.figure

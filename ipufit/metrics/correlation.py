@@ -240,10 +240,12 @@ class R2Score(_VarianceShare):
         count = count.masked_fill(rows.lt(2), float("nan"))
         spread = comoment(y, y, yy, count)
         shares = _shares(errors, spread, count)
-        if self._average == "variance_weighted_average":
-            shares = shares.mul(spread).sum(dim=0, keepdim=True).div(spread.sum())
-        elif self._average is not None:
-            shares = shares.mean(dim=0, keepdim=True)
+        if self._average is not None:
+            factors = torch.ones_like(spread)
+            # If all targets are constant, outputs count alike, as in scikit-learn.
+            if self._average == "variance_weighted_average" and spread.any():
+                factors = spread
+            shares = shares.mul(factors).sum(dim=0, keepdim=True).div(factors.sum())
         if self._num_regressors:
             left = rows.max() - self._num_regressors - 1
             left = left.masked_fill(left.lt(1), float("nan"))

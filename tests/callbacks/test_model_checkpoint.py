@@ -17,6 +17,7 @@ from ipufit import (
 )
 from ipufit.callbacks import ModelCheckpoint
 from ipufit.checkpoint import read_manifest
+from ipufit.metrics import Recall
 from ipufit.state import RunState
 from tests import reference
 from tests.callbacks.driving import ScriptedModel, play
@@ -41,6 +42,15 @@ def saved(series, path="e{epoch}.safetensors", *, batches=0, runs=1, **arguments
 def test_a_name_that_cannot_be_made_is_refused(path):
     with pytest.raises(ConfigError, match=r"Failed to format.*epoch, q\.$"):
         saved([1.0], path)
+
+
+def test_the_metric_of_a_threshold_may_be_part_of_a_name():
+    model = IPUModel(torch.nn.Linear(2, 1))
+    model.compile("sgd", "bce", metrics=[Recall([0.3, 1.0])])
+    checkpoint = ModelCheckpoint("{epoch:02d}-{recall_1.0:.2f}.safetensors", "loss")
+    x, y = torch.randn(8, 2), torch.ones(8, 1)
+    model.fit(x, y, batch_size=4, callbacks=checkpoint, verbose=0)
+    assert [path.name for path in Path().iterdir()] == ["01-0.00.safetensors"]
 
 
 def test_a_call_of_several_updates_is_saved_once():

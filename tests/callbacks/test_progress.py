@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 import threading
+import warnings
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from ipufit import Callback, ConfigError, IpufitWarning, poptorch
+from ipufit import Callback, ConfigError, IpufitWarning, LambdaCallback, poptorch
 from ipufit.callbacks import (
     ProgressBar,
     make_progress,
@@ -297,6 +298,14 @@ def test_a_run_goes_on_without_its_picture(monkeypatch, shown_in_notebook):
     with pytest.warns(IpufitWarning, match=r"can't be drawn: OSError\('no space'"):
         history = make_model().fit(*DATA, batch_size=4, epochs=2)
     assert history.epoch == [0, 1]
+
+
+def test_a_fit_whose_loss_was_removed_has_no_picture(shown_in_notebook):
+    remover = LambdaCallback(on_epoch_end=lambda epoch, logs: logs.pop("loss"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", IpufitWarning)
+        history = make_model().fit(*DATA, batch_size=4, epochs=2, callbacks=remover)
+    assert "loss" not in history.history
 
 
 @pytest.mark.parametrize("has_matplotlib", [True, False])

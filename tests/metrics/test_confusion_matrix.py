@@ -32,6 +32,7 @@ from tests.metrics.harness import (
 from tests.metrics.peers import sk
 
 MODES = (None, "true", "pred", "all")
+MATRIX = [[12.0, 0.5], [3.0, 1000.0]]
 
 
 class Digest(ConfusionMatrix):
@@ -199,16 +200,32 @@ def drawn(axes):
 
 
 def test_it_is_drawn_with_its_numbers(pyplot):
-    matrix = [[12.0, 0.5], [3.0, 1000.0]]
-    figure = ConfusionMatrix.plot(matrix, ["cat", "dog"])
+    figure = ConfusionMatrix.plot(MATRIX, ["cat", "dog"])
     axes = figure.axes[0]
     assert drawn(axes) == (
-        matrix,
+        MATRIX,
         {(0, 0): "12", (1, 0): "0.50", (0, 1): "3", (1, 1): "1000"},
     )
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted", "true")
     for labels_of in (axes.get_xticklabels(), axes.get_yticklabels()):
         assert [label.get_text() for label in labels_of] == ["cat", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([MATRIX, MATRIX],), "matrix=.*: use the matrix of one epoch"),
+        (([[1.0, 2.0]],), "matrix=.*: use the matrix of one epoch"),
+        (([],), "matrix=.*: use the matrix of one epoch"),
+        ((0.5,), "matrix=0.5: use the matrix of one epoch"),
+        ((MATRIX, ["cat"]), r"labels=\['cat'\]: use 2 names, one for each class"),
+        ((MATRIX, ["a", "b", "c"]), "labels=.*: use 2 names, one for each class"),
+    ],
+)
+def test_what_is_no_matrix_is_not_drawn(pyplot, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        ConfusionMatrix.plot(*arguments)
+    assert not pyplot.get_fignums()
 
 
 def test_numbers_without_room_are_left_out(pyplot):

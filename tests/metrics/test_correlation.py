@@ -16,6 +16,7 @@ from ipufit.metrics import (
 )
 from tests.metrics import peers
 from tests.metrics.harness import figure, scores
+from tests.metrics.peers import sk
 from tests.strategies import examples, slow_but_each_fourth
 
 REFERENCES = {
@@ -71,6 +72,15 @@ def test_weights_below_0_count_as_in_scikit_learn(kind):
     outputs = targets + NOISE
     expected = REFERENCES[kind](outputs, targets, weights)
     assert figure(kind(), outputs, targets, weights, (4,)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("error", [0.0, 1.0])
+def test_outputs_of_constant_targets_count_alike_in_an_r2_by_variance(error):
+    targets = torch.ones(4, 2)
+    outputs = targets + error * torch.eye(4, 2)
+    weighted = sk.r2_score(targets, outputs, multioutput="variance_weighted")
+    metric = R2Score("variance_weighted_average")
+    assert figure(metric, outputs, targets) == weighted
 
 
 def test_a_single_sample_has_no_r2():

@@ -93,6 +93,19 @@ class Scaled(ipufit.Metric):
         return outputs.sum()[None]
 
 
+class Several(ipufit.Callback):
+    def __init__(self, first=1, *parts, last=None):
+        pass
+
+
+@pytest.mark.parametrize(
+    "call", ["Several()", "Several(first=2, last=3)", "Several(1, 2, 3, last=print)"]
+)
+def test_arguments_without_names_are_printed_without(call):
+    made = eval(call)
+    assert repr(made) == call.replace("=print", f"={print!r}")
+
+
 def test_classes_of_users_print_their_arguments_too():
     assert repr(Scaled(print)) == f"Scaled(function={print!r})"
     metric = Scaled(lambda x: x, scale=torch.zeros(1), other=[1])
