@@ -443,7 +443,7 @@ class MetricState:
         """
         if not self._metrics or self._refusal is not None:
             return
-        if not math.isnan(vectors.sum()):
+        if not math.isnan(vectors.sum().item()):
             return
         self._refusal = ""  # the NaN may be of a loss
         outputs, labels = rows()

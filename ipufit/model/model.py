@@ -783,7 +783,9 @@ class IPUModel:
             updates_per_call=updates,
         )
         # Passes are numbered by updates, so that no batch draws alike.
-        training = self._planner.training(source, arguments, optimization.num_updates)
+        training = self._planner.training(
+            source, arguments, optimization.num_updates, watched=()
+        )
         self._require_ipus()
         # In a fit its rates hold, and its schedules don't move.
         is_in_fit = self._runs.saver is not None
@@ -791,10 +793,10 @@ class IPUModel:
             if not is_in_fit and self._batch_loop is not optimization:
                 optimization.begin_fit(None, updates)
                 self._batch_loop = optimization
-            training.prepare(Notes())
-            if is_in_fit:
-                optimization.before_call()
             with uninterrupted:
+                training.prepare(Notes())
+                if is_in_fit:
+                    optimization.before_call()
                 for call in training.batches:
                     training.run(call, is_scheduled=not is_in_fit)
                 if is_in_fit:
