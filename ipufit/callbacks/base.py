@@ -115,6 +115,11 @@ class Callback(ArgumentRepr):
         """Keras's parameters of the run: `verbose`, `epochs`, `steps`."""
         return self.run.params
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the model and the run out of copies and pickles: a `fit` sets both."""
+        left_out = "model", "run"
+        return {n: value for n, value in vars(self).items() if n not in left_out}
+
     def set_model(self, model: Any) -> None:
         """Receive the model, before a run."""
         self.model = model

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from shutil import get_terminal_size
@@ -61,11 +62,13 @@ class ProgressDisplay(Callback):
         self._steps_done = 0
         self._compile_seconds = 0.0
 
-    @property
+    @cached_property
     def _console(self) -> Console:
-        if self._chosen_console is None:
-            self._chosen_console = _standard_output()
-        return self._chosen_console
+        return self._chosen_console or _standard_output()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the console out that was found for this process."""
+        return {n: v for n, v in super().__getstate__().items() if n != "_console"}
 
     @property
     def is_due(self) -> bool:
