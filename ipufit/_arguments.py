@@ -154,6 +154,21 @@ def is_number(
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
+def number_in(value: Any) -> float | None:
+    """Return a value as Python's number; None if it isn't a single number.
+
+    Args:
+        value: Any value. Tensors and arrays of one number count.
+
+    Example:
+        >>> number_in(np.float32([0.5])), number_in(np.zeros(2)), number_in("warm-up")
+        (0.5, None, None)
+    """
+    if math.prod(getattr(value, "shape", ())) == 1 and hasattr(value, "item"):
+        value = value.item()
+    return value if isinstance(value, (int, float)) else None
+
+
 def check_number(
     name: str,
     value: Any,

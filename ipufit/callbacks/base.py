@@ -28,6 +28,7 @@ from ipufit._arguments import (
     check_function,
     check_number,
     is_number,
+    number_in,
     refuse,
     shown,
 )
@@ -713,14 +714,15 @@ def copied(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def numbers_in(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics that are single numbers, without confusion matrices.
+def numbers_in(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are single numbers, without matrices and texts.
 
     Example:
         >>> numbers_in({"loss": 0.5, "confusion_matrix": [[3.0, 1.0], [0.0, 4.0]]})
         {'loss': 0.5}
     """
-    return {name: v for name, v in logs.items() if not isinstance(v, list)}
+    numbers = {name: number_in(value) for name, value in logs.items()}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def say(message: str) -> None:

@@ -12,6 +12,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Iterator, Mapping
 
 import numpy as np
+import torch
 
 from ipufit._arguments import check_flags, check_whole, refuse
 from ipufit._files import as_path, file_errors, open_regular
@@ -72,7 +73,8 @@ _TEXTS = ("config", "plan")
 class FigureLogger(Callback):
     """Base of callbacks that log the metrics of epochs, and of calls on request.
 
-    Metrics that aren't single numbers, such as a confusion matrix, are left out.
+    Values that aren't single numbers, such as a confusion matrix or a text, are left
+    out.
     Subclasses define `write(group, logs, step)`. The group is `"epoch"`, with the index
     of the epoch as the step, or `"batch"`, with the metrics of the epoch so far and the
     number of updates.
@@ -369,6 +371,8 @@ def _columns(logs: dict[str, Any]) -> list[str]:
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
     is_scalar = getattr(value, "ndim", 1) == 0  # an array of one number
     if isinstance(value, str) or not isinstance(value, Iterable) or is_scalar:
         return value

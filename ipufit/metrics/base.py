@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ipufit._arguments import ArgumentRepr, refuse, shown
+from ipufit._arguments import ArgumentRepr, number_in, refuse, shown
 from ipufit._tree import Structure, leaves_of, map_tensors
 from ipufit.errors import ConfigError, DataError
 
@@ -74,6 +74,7 @@ class NamedMetric(ArgumentRepr):
     has_binary_loss: bool | None = None
     has_probabilities = False
     has_parts = False
+    is_matrix = False
     _default_name: str | None = None
     _from_logits: bool | None = None
     _is_multi_label = False
@@ -104,12 +105,15 @@ class NamedMetric(ArgumentRepr):
 def named_figures(name: str, value: Any) -> dict[str, Any]:
     """Name the values of a metric; those of a dict by the metric's name and their key.
 
+    Single numbers become Python's.
+
     Example:
         >>> named_figures("recall", {"0.3": {"0": 1.0, "1": 0.5}})
         {'recall_0.3_0': 1.0, 'recall_0.3_1': 0.5}
     """
     if not isinstance(value, dict):
-        return {name: value}
+        number = number_in(value)
+        return {name: value if number is None else number}
     parts = [named_figures(f"{name}_{key}", part) for key, part in value.items()]
     return {key: part for named in parts for key, part in named.items()}
 

@@ -516,6 +516,10 @@ class IPUModel:
                 validated = validations.names(training.metrics)
                 names = names_in_logs(training.metrics.names, validated)
                 run.names = None if hooks.adds_names() else names
+                matrices = training.metrics.matrices
+                run.matrices = names_in_logs(
+                    matrices, [(prefix, {*matrices}) for prefix, _ in validated]
+                )
                 self.history, self._runs.saver = history, saver
                 hooks.on_train_begin({})
                 with ended_in_order(self._executors, hooks, run):
