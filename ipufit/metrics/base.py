@@ -86,10 +86,15 @@ class NamedMetric(ArgumentRepr):
 
     def __init__(self, name: str | None = None) -> None:
         if name is None:
-            name = self._default_name or snake_case(type(self).__name__)
+            return
         if not isinstance(name, str) or not name:
             refuse("name", name, "a name", type(self).__name__)
         self.name = name
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Key in logs and History, also if a subclass doesn't call `__init__`."""
+        return self._default_name or snake_case(type(self).__name__)
 
     @property
     def _takes_logits(self) -> bool:

@@ -28,6 +28,7 @@ from ipufit._arguments import (
     check_instance,
     refuse,
     shown,
+    skipped_constructor,
 )
 from ipufit._signals import uninterrupted
 from ipufit._tree import tree_map
@@ -1656,6 +1657,9 @@ class IPUModel:
     def __getattr__(self, name: str) -> Any:
         """Raise an error for an unknown attribute, and name that of the module."""
         what = f"{type(self).__name__!r} object"
+        advice = skipped_constructor(type(self))
+        if advice:
+            raise AttributeError(f"{what} has no attribute {name!r}{advice}")
         of_module = f"model.module.{name}" if hasattr(torch.nn.Module, name) else ""
         raise unknown_attribute(what, "model", name, dir(type(self)), of_module)
 
