@@ -331,10 +331,9 @@ class ProgressBar(_Printing):
         super().on_train_begin(logs)
         self._epochs_left, self._epoch_seconds, self._widths = 0, 0.0, {}
         if self.params["epochs"] > 1 and _is_in_notebook(self._console):
-            with contextlib.suppress(ConfigError):  # without matplotlib
-                self._make_figure = need(
-                    "matplotlib.pyplot", "A plot", "ipufit[plot]"
-                ).Figure
+            with self._drawing(), contextlib.suppress(ConfigError):  # not installed
+                module = need("matplotlib.figure", "A plot", "ipufit[plot]")
+                self._make_figure = module.Figure
                 display = import_module("IPython.display").display
                 self._curve = display({"text/plain": ""}, raw=True, display_id=True)
                 self._drawn_at = self._clock()
@@ -361,17 +360,23 @@ class ProgressBar(_Printing):
         """Replace the picture of the loss by one that the notebook's file keeps."""
         if self._curve is None or "loss" not in self.model.history.history:
             return
-        try:
+        with self._drawing():
             figure = self._make_figure(figsize=(6, 2.5), layout="constrained")
             self.model.history.plot("loss", axes=figure.add_subplot())
             file = io.BytesIO()
             figure.savefig(file, format="png")
             image = import_module("IPython.display").Image
             self._curve.update(image(file.getvalue()))
+        self._drawn_at = self._clock()
+
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """After an error of matplotlib, warn and draw nothing more in this run."""
+        try:
+            yield
         except Exception as error:  # noqa: BLE001 - the run is worth more
             self._curve = None
             warn(f"The curve of the loss can't be drawn: {error!r}", IpufitWarning)
-        self._drawn_at = self._clock()
 
     def _begin(self, title: str, end_title: str) -> None:
         """Start a bar."""
