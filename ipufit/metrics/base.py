@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ipufit._arguments import ArgumentRepr, refuse, shown
+from ipufit._arguments import ArgumentRepr, number_in, refuse, shown
 from ipufit._tree import Structure, leaves_of, map_tensors
 from ipufit.errors import ConfigError, DataError
 
@@ -74,6 +74,7 @@ class NamedMetric(ArgumentRepr):
     has_binary_loss: bool | None = None
     has_probabilities = False
     has_parts = False
+    is_matrix = False
     _default_name: str | None = None
     _from_logits: bool | None = None
     _is_multi_label = False
@@ -85,10 +86,15 @@ class NamedMetric(ArgumentRepr):
 
     def __init__(self, name: str | None = None) -> None:
         if name is None:
-            name = self._default_name or snake_case(type(self).__name__)
+            return
         if not isinstance(name, str) or not name:
             refuse("name", name, "a name", type(self).__name__)
         self.name = name
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Key in logs and History, also if a subclass doesn't call `__init__`."""
+        return self._default_name or snake_case(type(self).__name__)
 
     @property
     def _takes_logits(self) -> bool:
@@ -104,12 +110,15 @@ class NamedMetric(ArgumentRepr):
 def named_figures(name: str, value: Any) -> dict[str, Any]:
     """Name the values of a metric; those of a dict by the metric's name and their key.
 
+    Single numbers become Python's.
+
     Example:
         >>> named_figures("recall", {"0.3": {"0": 1.0, "1": 0.5}})
         {'recall_0.3_0': 1.0, 'recall_0.3_1': 0.5}
     """
     if not isinstance(value, dict):
-        return {name: value}
+        number = number_in(value)
+        return {name: value if number is None else number}
     parts = [named_figures(f"{name}_{key}", part) for key, part in value.items()]
     return {key: part for named in parts for key, part in named.items()}
 

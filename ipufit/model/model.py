@@ -28,6 +28,7 @@ from ipufit._arguments import (
     check_instance,
     refuse,
     shown,
+    skipped_constructor,
 )
 from ipufit._signals import uninterrupted
 from ipufit._tree import tree_map
@@ -516,6 +517,10 @@ class IPUModel:
                 validated = validations.names(training.metrics)
                 names = names_in_logs(training.metrics.names, validated)
                 run.names = None if hooks.adds_names() else names
+                matrices = training.metrics.matrices
+                run.matrices = names_in_logs(
+                    matrices, [(prefix, {*matrices}) for prefix, _ in validated]
+                )
                 self.history, self._runs.saver = history, saver
                 hooks.on_train_begin({})
                 with ended_in_order(self._executors, hooks, run):
@@ -1654,6 +1659,9 @@ class IPUModel:
     def __getattr__(self, name: str) -> Any:
         """Raise an error for an unknown attribute, and name that of the module."""
         what = f"{type(self).__name__!r} object"
+        advice = skipped_constructor(type(self))
+        if advice:
+            raise AttributeError(f"{what} has no attribute {name!r}{advice}")
         of_module = f"model.module.{name}" if hasattr(torch.nn.Module, name) else ""
         raise unknown_attribute(what, "model", name, dir(type(self)), of_module)
 
