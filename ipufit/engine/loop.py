@@ -188,7 +188,6 @@ class Training:
         if self.average is not None:
             self.executors.fetch_weights()
             self.average.apply()
-            self.executors.send_weights()
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Compute the mean of the watched gradients of the last call, by parameter.

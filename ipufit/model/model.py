@@ -1431,7 +1431,6 @@ class IPUModel:
                 self._executors.share_buffers()
         else:
             average.swap_out()
-        self._executors.send_weights()
 
     # Checkpoints: weights and the optimizer's state, and in a callback the whole run.
 
@@ -1726,10 +1725,10 @@ class IPUModel:
 
     @uninterrupted
     def _set_state(self, tensors: Mapping[str, Tensor]) -> None:
+        self._executors.fetch_weights()
         with torch.no_grad():
             for name, tensor in self.module.state_dict().items():
                 tensor.copy_(tensors[name])
-        self._executors.send_weights()
 
     def _saver(self) -> ModelSaver:
         settings = self._planner.require_compiled()

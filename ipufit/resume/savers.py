@@ -393,13 +393,11 @@ class RunSaver:
 
     def _put_back_buffers(self, others: Mapping[str, Tensor]) -> None:
         """Set the buffers whose values in this process differed from process 0."""
-        executors = self.training.executors
-        executors.fetch_weights()
+        self.training.executors.fetch_weights()
         for group, tensors in groups_of_training(self.training).items():
             saved = under(f"{self.run.processes.index}/{group}/", others)
             for name, tensor in saved.items():
                 tensors[name].copy_(tensor)
-        executors.send_weights()
 
 
 def _host_state(index: int, saved: Sequence[RandomState]) -> RandomState:
