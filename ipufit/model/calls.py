@@ -53,7 +53,7 @@ from .arguments import (
     check_weighting,
     require_targets,
 )
-from .call_size import passes_per_call, updates_per_call
+from .call_size import choose_passes_per_call, choose_updates_per_call
 
 if TYPE_CHECKING:
     from ipufit.planning.memory import Device
@@ -260,12 +260,11 @@ class CallPlanner:
 
     def training_plan(
         self, source: Source, arguments: FitArguments
-    ) -> tuple[BatchPlan, Choice | None]:
-        """Plan a call of training, and choose its updates if they are left open.
+    ) -> tuple[BatchPlan, Choice]:
+        """Plan a call of training.
 
         Returns:
-            The factors of a call; the updates that were chosen, and why not more, or
-            None if the config or its own options say how many.
+            The factors of a call; its updates, and why not more if ipufit chose them.
 
         Raises:
             ConfigError: The batch size is not made of its factors.
@@ -275,13 +274,9 @@ class CallPlanner:
         if batch_size is None and config.micro_batch_size is None:
             batch_size = source.batch_size
         plan = config.training_plan(batch_size, own_stages(self.module, config))
-        if arguments.updates_per_call is not None:
-            return replace(plan, device_iterations=arguments.updates_per_call), None
         settings = self.require_compiled()
         facts = self.module, config, settings, self.processes, source, plan, arguments
-        choice = updates_per_call(*facts, partial(self._training_options, plan))
-        if choice is None:
-            return plan, None
+        choice = choose_updates_per_call(*facts, partial(self._training_options, plan))
         return replace(plan, device_iterations=choice.value), choice
 
     def _options_for(
@@ -335,7 +330,7 @@ class CallPlanner:
         self,
         arguments: FitArguments,
         plan: BatchPlan,
-        choice: Choice | None,
+        choice: Choice,
         count: int | None,
     ) -> EpochPlan:
         """Return the calls of an epoch of a `fit` whose call is planned.
@@ -343,7 +338,7 @@ class CallPlanner:
         Args:
             arguments: Arguments of the `fit`.
             plan: The factors of a call.
-            choice: The updates of a call, if ipufit chose the number.
+            choice: The updates of a call, and why not more if ipufit chose them.
             count: Number of samples to train on; None if unknown.
         """
         config, own = self.config, own_stages(self.module, self.config)
@@ -357,8 +352,7 @@ class CallPlanner:
         nearest: tuple[int, ...] = ()
         if count is not None and not arguments.pads:
             nearest = self._nearest_batch_sizes(count, plan, choice)
-        reason = "" if choice is None else choice.reason
-        return EpochPlan(plan, count, arguments.pads, stages, nearest, reason)
+        return EpochPlan(plan, count, arguments.pads, stages, nearest, choice.reason)
 
     def model_plan(
         self, arguments: FitArguments, device: str | Device, *, is_spare: bool = False
@@ -393,13 +387,13 @@ class CallPlanner:
         return plan
 
     def _nearest_batch_sizes(
-        self, count: int, plan: BatchPlan, choice: Choice | None
+        self, count: int, plan: BatchPlan, choice: Choice
     ) -> tuple[int, ...]:
         """Return batch sizes near a plan's that leave out none of `count` samples."""
-        one = plan if choice is None else replace(plan, device_iterations=1)
+        least = replace(plan, device_iterations=1) if choice.reason else plan
         stages = own_stages(self.module, self.config)
         derive = partial(self.config.training_plan, own_stages=stages)
-        return nearest_batch_sizes(count, one, derive)
+        return nearest_batch_sizes(count, least, derive)
 
     def warn_of_tail(self, training: Training) -> None:
         """Warn of samples that `fit` leaves out, and of updates without samples."""
@@ -494,7 +488,7 @@ class CallPlanner:
                 hooks = f"on_{kind}_batch_begin", f"on_{kind}_batch_end"
                 is_heard = CallbackList(arguments.callbacks).hears(*hooks)
                 if not is_heard:
-                    choice = passes_per_call(
+                    choice = choose_passes_per_call(
                         *(self.module, computation, source, least, counts),
                         config.num_workers,
                         self._output_size,

@@ -37,7 +37,6 @@ class FitPlan:
         validations: The evaluations of the sets, and when they are made.
         epochs: Indices of the epochs to come.
         updates_per_epoch: Number of updates of an epoch; None if unknown.
-        total_updates: Number of updates of all epochs to come; None if unknown.
         settings: Settings that a resumed run must have too, in words.
         checkpoint: The checkpoint of the run to resume; None for a new run.
     """
@@ -47,7 +46,6 @@ class FitPlan:
     validations: Validations
     epochs: range
     updates_per_epoch: int | None
-    total_updates: int | None
     settings: Mapping[str, str]
     checkpoint: files.Checkpoint | None
 
@@ -134,7 +132,6 @@ def plan_fit(
         Validations(evaluations, arguments.is_validated, between),
         epochs,
         per_epoch,
-        total,
         settings,
         checkpoint,
     )

@@ -504,7 +504,7 @@ class IPUModel:
             if checkpoint is not None:
                 saver.check(checkpoint)  # before the training program is dropped
                 resuming.enter_context(saver.of_model.kept_on_error())
-            optimization.begin_fit(plan.total_updates, updates, len(to_come))
+            optimization.begin_fit(plan.updates_per_epoch, updates, len(to_come))
             if checkpoint is not None:
                 saver.of_model.write(checkpoint)
             try:

@@ -575,32 +575,40 @@ class Fit(NamedTuple):
 
     Attributes:
         first: Index of the first update, counted since `compile`.
-        num_updates: Number of updates; None if unknown.
+        per_epoch: Number of updates of an epoch; None if unknown.
         epochs: Number of epochs; None outside `fit`.
     """
 
     first: int
-    num_updates: int | None
+    per_epoch: int | None
     epochs: int | None
 
     @property
+    def num_updates(self) -> int | None:
+        """Number of updates; None if unknown.
+
+        Example:
+            >>> Fit(0, 100, epochs=3).num_updates
+            300
+        """
+        if self.per_epoch is None or self.epochs is None:
+            return self.per_epoch
+        return self.per_epoch * self.epochs
+
+    @property
     def updates_per_epoch(self) -> int:
-        """The number of updates of an epoch.
+        """Number of updates of an epoch, for lengths in epochs; 1 or more.
 
         Raises:
             ConfigError: The number is unknown.
-
-        Example:
-            >>> Fit(0, 300, epochs=3).updates_per_epoch
-            100
         """
-        if self.num_updates is None or self.epochs is None:
+        if self.per_epoch is None:
             raise ConfigError(
                 "A schedule or ramp has lengths in epochs, and the number of updates "
                 "of an epoch is unknown. Use fit(steps_per_epoch=...), or lengths in "
                 "updates: warmup_updates, total_updates, every_updates, boundaries."
             )
-        return max(1, self.num_updates // max(1, self.epochs))
+        return max(1, self.per_epoch)
 
 
 class Setter:
