@@ -50,7 +50,6 @@ from .arguments import (
     CompileSettings,
     FitArguments,
     InferenceArguments,
-    check_weighting,
     require_targets,
 )
 from .call_size import choose_passes_per_call, choose_updates_per_call
@@ -212,9 +211,7 @@ class CallPlanner:
         settings, checkpoint = self.require_compiled(), arguments.checkpoint
         optimization, objective = settings.optimization, settings.objective
         check_covers(optimization.optimizer, self.module)
-        require_targets(source, objective, "x", "train")
-        if source.structure.rows is None:
-            check_weighting(objective, arguments)
+        arguments.check_loss(objective, source)
         plan, choice = self.training_plan(source, arguments)
         self._check_processes(plan)
         seed = self.config.seed
