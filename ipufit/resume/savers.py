@@ -335,7 +335,7 @@ class RunSaver:
             if figures is not None and not run.processes.is_first:
                 figures = {**figures, "sums": None, "extra": {}}
         if figures is not None:
-            training.metrics.check_state(figures)
+            training.metrics.load_state_dict(figures)
         is_other_layout = state["plan"] != asdict(training.plan)
         of_device = parts[0 if is_other_layout else index].random["device"]
         self._put_back_device(of_device.tolist(), is_other_layout)
@@ -357,8 +357,6 @@ class RunSaver:
         # on_train_begin may have set other rates than the run had.
         training.optimization.values.restore(state["optimizer"])
         training.optimization.load_state_dict(state["updates"])
-        if figures is not None:
-            training.metrics.load_state_dict(figures)
         # With another number of processes samples come in the order of process 0.
         streams = {name: part.stream(name) for name in part.num_blocks}
         if not are_as_many:
