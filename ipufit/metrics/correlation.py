@@ -336,7 +336,7 @@ class SpearmanCorrelation(CollectingMetric):
         predicted, actual, counts = _columns(outputs, targets, weights)
         return [predicted, actual, kept(self.name, counts)]
 
-    def _figure(self, *rows: Tensor) -> float:
+    def _compute(self, *rows: Tensor) -> float:
         """Average over outputs; NaN if outputs or targets are constant."""
         columns = list(zip(*(part.unbind(1) for part in rows)))
         return sum(_rank_correlation(*column) for column in columns) / len(columns)

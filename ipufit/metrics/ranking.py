@@ -162,13 +162,13 @@ class AUC(Metric):
             for half in sums.reshape(2, -1, 1 + num_inner)
         )
         refuse_parts(self.name, tp[:, 0] + fp[:, 0])
-        areas = [self._figure(*label) for label in zip(tp, fp)]
+        areas = [self._compute(*label) for label in zip(tp, fp)]
         if self._label_weights is None or self._average == "micro":
             return _average(areas, tp, self._average)
         label_weights = torch.tensor(self._label_weights, dtype=torch.float64)
         return _average(areas, label_weights.unsqueeze(1), "weighted")
 
-    def _figure(self, tp: Tensor, fp: Tensor) -> float:
+    def _compute(self, tp: Tensor, fp: Tensor) -> float:
         """Compute the area from the weights of 1s and 0s above each threshold."""
         if self._is_roc:
             return _roc(tp, fp, self._method)
@@ -208,7 +208,7 @@ class _Best(AUC):
         self._least = least
         self._class_id = class_id
 
-    def _figure(self, tp: Tensor, fp: Tensor) -> float:
+    def _compute(self, tp: Tensor, fp: Tensor) -> float:
         if not _has_both(tp, fp):
             return math.nan
         above = tp[1:], fp[1:]
@@ -389,7 +389,7 @@ class _Ranked(CollectingMetric):
         with naming_targets(self.name):
             return _split_labels(self, outputs, targets, weights)
 
-    def _figure(self, *rows: Tensor) -> float:
+    def _compute(self, *rows: Tensor) -> float:
         """Compute the area; NaN if scores are NaN."""
         points = [_points(*label) for label in zip(*(part.unbind(1) for part in rows))]
         areas = [self._area(tp, fp) for tp, fp in points]

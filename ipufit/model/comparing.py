@@ -27,7 +27,7 @@ from ipufit.data.streams import StreamSource
 from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import Computation, Objective
 from ipufit.engine.step import CountsMissingError, NoForwardError, Step, results_of
-from ipufit.engine.trace_checks import ResultsNoted
+from ipufit.engine.trace_checks import LossRecorder
 from ipufit.engine.weights import deep_copied, mode
 from ipufit.errors import ConfigError, suggesting
 from ipufit.types import ShownAsText
@@ -303,7 +303,7 @@ class _Twins:
         """Return the outputs of a module in eval mode, without its loss."""
         inputs = self.structure.nested([tensor.detach() for tensor in self.wide])
         # In the grad mode it is called in: `forward` may call torch.autograd.grad.
-        with mode(module, training=False), ResultsNoted() as noted:
+        with mode(module, training=False), LossRecorder() as noted:
             how = computation, module, self.structure, inputs, (), noted.marked
             return map_tensors(torch.detach, results_of(*how)[1])
 
