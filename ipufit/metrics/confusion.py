@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ipufit._arguments import check_choice, check_number, check_whole, refuse
+from ipufit._arguments import check_choice, check_integer, check_number, refuse
 from ipufit._plots import Axes, Figure, axes_for, draw_confusion
 from ipufit.errors import DataError
 
@@ -307,10 +307,10 @@ class ClassScore(ConfusionMetric):
         least = 0.5 if threshold is None else threshold
         super().__init__(least, from_logits, multi_label, name, ignore_class)
         if class_id is not None:
-            check_whole("class_id", class_id)
+            check_integer("class_id", class_id)
         check_choice("average", average, (*AVERAGES, None))
         if top_k is not None:
-            check_whole("top_k", top_k, least=1)
+            check_integer("top_k", top_k, least=1)
             self._thresholds = [None] if threshold is None else self._thresholds
         self._average = average
         self._class_id = class_id
@@ -536,7 +536,7 @@ class MeanIoU(ConfusionMetric):
     ) -> None:
         super().__init__(threshold, from_logits, False, name, ignore_class)
         if num_classes is not None:
-            check_whole("num_classes", num_classes, least=2)
+            check_integer("num_classes", num_classes, least=2)
         self._num_classes = num_classes
 
     def _check_classes(self, num_classes: int, shape: torch.Size) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import Tensor
 
-from ipufit._arguments import check_choice, check_number, check_whole, refuse
+from ipufit._arguments import check_choice, check_integer, check_number, refuse
 from ipufit.errors import ConfigError, DataError
 
 from .base import (
@@ -107,7 +107,7 @@ class AUC(Metric):
         # All scores are above the first threshold and none is above the last, so that
         # only those between are compared.
         kind = type(self).__name__
-        check_whole("num_thresholds", num_thresholds, least=2, of=kind)
+        check_integer("num_thresholds", num_thresholds, least=2, of=kind)
         self._num_steps = num_thresholds - 1
         lists = {"thresholds": thresholds, "label_weights": label_weights}
         for label, values in lists.items():
@@ -197,7 +197,7 @@ class _Best(AUC):
     ) -> None:
         check_number(self._limited, least, of=type(self).__name__, least=0, most=1)
         if class_id is not None:
-            check_whole("class_id", class_id)
+            check_integer("class_id", class_id)
         super().__init__(
             num_thresholds,
             from_logits=from_logits,

@@ -14,8 +14,8 @@ from ipufit import checkpoint as files
 from ipufit._arguments import (
     check_choice,
     check_flags,
+    check_integer,
     check_number,
-    check_whole,
     shown,
 )
 from ipufit.batching import BatchPlan
@@ -101,12 +101,12 @@ class FitArguments:
         check_choice("drop_last", self.drop_last, (True, False, "pad"))
         for name in _POSITIVE:
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), least=1)
-        check_whole("epochs", self.epochs)
-        check_whole("initial_epoch", self.initial_epoch)
+                check_integer(name, getattr(self, name), least=1)
+        check_integer("epochs", self.epochs)
+        check_integer("initial_epoch", self.initial_epoch)
         freq: Any = self.validation_freq
         for every in freq if _is_listed(freq) else [freq]:
-            check_whole("validation_freq", every, least=1)
+            check_integer("validation_freq", every, least=1)
         if self.validation_split is not None:
             check_number("validation_split", self.validation_split, least=0, below=1)
         CallbackList(self.callbacks)
@@ -338,7 +338,7 @@ def with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig:
     """Return a config with the `steps_per_execution` of `compile`."""
     if steps_per_execution is None:
         return config
-    check_whole("steps_per_execution", steps_per_execution, least=1)
+    check_integer("steps_per_execution", steps_per_execution, least=1)
     now = config.updates_per_call
     if now not in (None, steps_per_execution):
         raise ConfigError(

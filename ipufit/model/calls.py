@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from ipufit._arguments import check_whole
+from ipufit._arguments import check_integer
 from ipufit._poptorch import poptorch
 from ipufit.batching import (
     DEFAULT_BATCH_SIZE,
@@ -711,9 +711,11 @@ def rows_to_evaluate(
     """
     size = batch_size
     if size is not None:
-        check_whole("batch_size", size, least=1)
+        check_integer("batch_size", size, least=1)
     if steps is not None:
-        check_whole("steps" if training is None else "validation_steps", steps, least=1)
+        check_integer(
+            "steps" if training is None else "validation_steps", steps, least=1
+        )
     if source.structure.rows is not None:
         copies = config.num_inference_replicas * config.process.count
         if size not in (None, copies):

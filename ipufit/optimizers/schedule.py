@@ -30,8 +30,8 @@ from torch.optim import lr_scheduler
 
 from ipufit._arguments import (
     ArgumentRepr,
+    check_integer,
     check_number,
-    check_whole,
     refuse,
     shown,
 )
@@ -105,7 +105,7 @@ class LossScaleRamp(ArgumentRepr):
         check_number("initial", self.initial, of=where, above=0)
         check_number("factor", self.factor, of=where, above=1)
         if self.every_epochs is None:
-            check_whole("every_updates", self.every_updates, of=where, least=1)
+            check_integer("every_updates", self.every_updates, of=where, least=1)
         else:
             check_number("every_epochs", self.every_epochs, of=where, above=0)
             if self.every_updates is not None:
@@ -536,7 +536,7 @@ class Schedule(ArgumentRepr):
             )
         for boundary in boundaries:
             if name == "boundaries":
-                check_whole("a boundary", boundary, of=self._who, least=1)
+                check_integer("a boundary", boundary, of=self._who, least=1)
             else:
                 check_number("a boundary", boundary, of=self._who, above=0)
         if list(boundaries) != sorted(set(boundaries)):
