@@ -177,6 +177,8 @@ class FitArguments:
             ProcessError: Some of the arguments aren't the same everywhere.
             DataError: Some rows of the arrays, or the shapes, aren't.
         """
+        if not processes.are_several:
+            return
         counts = {name: common_samples(set_) for name, set_ in validated.items()}
         callbacks = CallbackList(self.callbacks).callbacks
         processes.require_same(
@@ -189,7 +191,7 @@ class FitArguments:
             validation_samples=counts.get("", counts or None),
             callbacks=[type(callback).__name__ for callback in callbacks],
         )
-        for set_ in (source, *validated.values()) if processes.are_several else ():
+        for set_ in (source, *validated.values()):
             if len(set(processes.gathered(set_.checksum()))) > 1:
                 raise DataError(
                     f"The arrays of `{set_.name}` have other rows in some processes. "

@@ -212,7 +212,7 @@ class CallPlanner:
         optimization, objective = settings.optimization, settings.objective
         check_covers(optimization.optimizer, self.module)
         arguments.check_loss(objective, source)
-        plan, choice = self.training_plan(source, arguments)
+        plan, choice = self.training_plan(settings, source, arguments)
         self._check_processes(plan)
         seed = self.config.seed
         if checkpoint is not None:
@@ -256,7 +256,7 @@ class CallPlanner:
         )
 
     def training_plan(
-        self, source: Source, arguments: FitArguments
+        self, settings: CompileSettings, source: Source, arguments: FitArguments
     ) -> tuple[BatchPlan, Choice]:
         """Plan a call of training.
 
@@ -271,10 +271,11 @@ class CallPlanner:
         if batch_size is None and config.micro_batch_size is None:
             batch_size = source.batch_size
         plan = config.training_plan(batch_size, own_stages(self.module, config))
-        settings = self.require_compiled()
         facts = self.module, config, settings, self.processes, source, plan, arguments
         choice = choose_updates_per_call(*facts, partial(self._training_options, plan))
-        return replace(plan, device_iterations=choice.value), choice
+        if choice.value != plan.device_iterations:
+            plan = replace(plan, device_iterations=choice.value)
+        return plan, choice
 
     def _options_for(
         self, phase: str, plan: BatchPlan, **settings: Any
@@ -314,10 +315,11 @@ class CallPlanner:
             is_spare: Whether that `fit` won't run, so that a generator may lose its
                 first batch.
         """
+        settings = self.require_compiled()
         source = example_of(
             *arguments.data, is_whole=True, is_spare=is_spare, **self.loading
         )
-        plan, choice = self.training_plan(source, arguments)
+        plan, choice = self.training_plan(settings, source, arguments)
         count = source.num_samples
         if count is not None and arguments.validation_split:
             count = num_trained_on(count, arguments.validation_split)
