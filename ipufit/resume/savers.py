@@ -159,27 +159,26 @@ class ModelSaver:
             DamagedCheckpointError: A user's scheduler, or torch, can't take its state.
         """
         with naming(checkpoint):
-            self._write(checkpoint)
-
-    def _write(self, checkpoint: files.Checkpoint) -> None:
-        module, optimizer = self.executors.module, self.optimization.optimizer
-        state, of_device = checkpoint.state, checkpoint.tensors.get("optimizer", {})
-        self.executors.drop_training()
-        now = optimizer.state_dict()
-        parts: dict[str, Any] = dict.fromkeys(OPTIMIZER_STATE)
-        if of_device:
-            parts = {part: under(f"{part}/", of_device) for part in OPTIMIZER_STATE}
-        if of_device or now.get("ipu_state") is not None:
-            groups = now["param_groups"]
-            optimizer.load_state_dict({**parts, "state": {}, "param_groups": groups})
-        self.optimization.values.restore(state["optimizer"])
-        self.optimization.load_state_dict(state["updates"])
-        if self.average is not None:
-            self.average.load_state_dict(state_of_average(checkpoint))
-        with torch.no_grad():
-            for group, tensors in groups_of_module(module).items():
-                for name, tensor in tensors.items():
-                    tensor.copy_(checkpoint.tensors[group][name])
+            module, optimizer = self.executors.module, self.optimization.optimizer
+            state, of_device = checkpoint.state, checkpoint.tensors.get("optimizer", {})
+            self.executors.drop_training()
+            now = optimizer.state_dict()
+            parts: dict[str, Any] = dict.fromkeys(OPTIMIZER_STATE)
+            if of_device:
+                parts = {part: under(f"{part}/", of_device) for part in OPTIMIZER_STATE}
+            if of_device or now.get("ipu_state") is not None:
+                groups = now["param_groups"]
+                optimizer.load_state_dict(
+                    {**parts, "state": {}, "param_groups": groups}
+                )
+            self.optimization.values.restore(state["optimizer"])
+            self.optimization.load_state_dict(state["updates"])
+            if self.average is not None:
+                self.average.load_state_dict(state_of_average(checkpoint))
+            with torch.no_grad():
+                for group, tensors in groups_of_module(module).items():
+                    for name, tensor in tensors.items():
+                        tensor.copy_(checkpoint.tensors[group][name])
 
 
 @dataclass(frozen=True)
