@@ -1311,8 +1311,7 @@ class IPUModel:
             DataError: The weights aren't arrays, or their number, a name or a shape is
                 wrong.
         """
-        host_calls.check_shapes(self.module)
-        state = self.module.state_dict()
+        state = self._fetched_state()
         if isinstance(weights, Mapping):
             odd = sorted(str(name) for name in {*state} ^ {*weights})
             if odd:
@@ -1344,7 +1343,7 @@ class IPUModel:
                     f"The array for {name} has shape {tuple(tensors[name].shape)}, and "
                     f"the weight has {tuple(tensor.shape)}."
                 )
-        self._set_state(tensors)
+        _copy_into(state, tensors)
 
     def save_weights(
         self, path: PathLike, *, moment: files.SavedAt | None = None
@@ -1383,9 +1382,8 @@ class IPUModel:
             MissingCheckpointError: There is no such file.
             FileError: The file can't be read.
         """
-        host_calls.check_shapes(self.module)
+        state = self._fetched_state()
         tensors = files.load_weights(path)
-        state = self.module.state_dict()
         odd = files.names_that_differ(state, tensors, "shape")
         if odd:
             raise DataError(
@@ -1398,7 +1396,7 @@ class IPUModel:
                     f"{str(path)!r} has {name} in {tensors[name].dtype}, and the "
                     f"weight is {tensor.dtype}, which can't hold it."
                 )
-        self._set_state(tensors)
+        _copy_into(state, tensors)
 
     @uninterrupted
     def swap_weights(self, *, is_average: bool, is_joint: bool = False) -> None:
@@ -1723,13 +1721,6 @@ class IPUModel:
         self._executors.fetch_weights()
         return self.module.state_dict()
 
-    @uninterrupted
-    def _set_state(self, tensors: Mapping[str, Tensor]) -> None:
-        self._executors.fetch_weights()
-        with torch.no_grad():
-            for name, tensor in self.module.state_dict().items():
-                tensor.copy_(tensors[name])
-
     def _saver(self) -> ModelSaver:
         settings = self._planner.require_compiled()
         return ModelSaver(self._executors, settings.optimization, settings.average)
@@ -1770,7 +1761,15 @@ class IPUModel:
         return joined(_join_processes(call, plan.batches) for call in calls)
 
 
-# Metrics and outputs ------------------------------------------------------------------
+# Weights, metrics and outputs ---------------------------------------------------------
+
+
+@uninterrupted
+@torch.no_grad()
+def _copy_into(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the tensors of a state dict that have the same names."""
+    for name, tensor in state.items():
+        tensor.copy_(tensors[name])
 
 
 def _format_metrics(
