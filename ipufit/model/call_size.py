@@ -215,12 +215,12 @@ def largest_updates_per_call(
     value = max(number for number in numbers if number <= bound)
     if value == bound:
         return Choice(value, reason)
-    given = " and ".join(multiples)
+    names = " and ".join(multiples)
     if value == common:
-        own = [name for name, number in multiples.items() if number == common]
-        return Choice(value, f"no larger number divides {own[0] if own else given}")
+        equal = [name for name, number in multiples.items() if number == common]
+        return Choice(value, f"no larger number divides {equal[0] if equal else names}")
     larger = numbers[numbers.index(value) + 1]
-    reason = f"of the numbers that divide {given} the next is {larger}, and {reason}"
+    reason = f"of the numbers that divide {names} the next is {larger}, and {reason}"
     return Choice(value, reason)
 
 

@@ -69,7 +69,7 @@ class CallPlanner:
         processes: Processes of the run.
 
     Attributes:
-        given_config: The user's config. `config` also has the updates of a call that
+        user_config: The user's config. `config` also has the updates of a call that
             `compile` set, and the stages that were chosen from data.
         settings: The settings of `compile`; None before the first `compile`.
         num_passes: Passes over training data so far, so that no fit repeats an order.
@@ -85,7 +85,7 @@ class CallPlanner:
         processes: Processes,
     ) -> None:
         self.module, self.executors, self.processes = module, executors, processes
-        self.given_config = self.config = config
+        self.user_config = self.config = config
         self.settings: CompileSettings | None = None
         self.num_passes = 0
         self.trained_rows: int | None = None
@@ -109,8 +109,8 @@ class CallPlanner:
         Args:
             cache_dir: Directory for the executables, if the config has none.
         """
-        config = self.given_config
-        self.config = self.given_config = replace(
+        config = self.user_config
+        self.config = self.user_config = replace(
             config, offline=True, cache_dir=config.cache_dir or cache_dir
         )
 
@@ -154,7 +154,7 @@ class CallPlanner:
         if not self.config.has_open_stages:
             return
         names, in_words = self._split(self.config, source)
-        now = with_stages(self.given_config, names)
+        now = with_stages(self.user_config, names)
         if now.pipeline != self.executors.config.pipeline:
             self.executors.place(now, in_words)
         self.config = with_stages(self.config, names)
@@ -162,9 +162,9 @@ class CallPlanner:
 
     def resolved(self, config: IPUConfig, x: Any = None) -> IPUConfig:
         """Return a config with its open stages filled in, for `config.resolved`."""
-        given = self.given_config
-        is_chosen = given.has_open_stages and not self.config.has_open_stages
-        if x is None and is_chosen and given.ipus == config.ipus:
+        is_open = self.user_config.has_open_stages
+        is_chosen = is_open and not self.config.has_open_stages
+        if x is None and is_chosen and self.user_config.ipus == config.ipus:
             return with_stages(config, self.config.pipeline or ())
         source = self.last_source if x is None else as_source(x)
         if source is None:
@@ -340,10 +340,9 @@ class CallPlanner:
             choice: The updates of a call, and why not more if ipufit chose them.
             count: Number of samples to train on; None if unknown.
         """
-        config, own = self.config, own_stages(self.module, self.config)
-        stages = 1
+        config, stages = self.config, 1
         if config.is_pipelined and config.training_options is None:
-            stages = max(forward_stages(config), own)
+            stages = max(forward_stages(config), own_stages(self.module, config))
         steps = arguments.steps_per_epoch
         is_enough = count is None or count >= plan.samples_per_call * plan.processes
         if steps is not None and is_enough:
@@ -463,13 +462,13 @@ class CallPlanner:
             batch_size = source.num_samples  # one batch of `fit`: a graph, or its nodes
         sets = source, *arguments.beside
         asked = [
-            rows_to_evaluate(self.config, one, batch_size, steps, training)
-            for one in sets
+            rows_to_evaluate(self.config, set_, batch_size, steps, training)
+            for set_ in sets
         ]
         batch_size, rows = asked[0]
         max_rows = rows if arguments.max_rows is None else arguments.max_rows
         limits = [max_rows, *(rows for _, rows in asked[1:])]
-        counts = [_samples_to_infer(*one) for one in zip(sets, limits)]
+        counts = [_samples_to_infer(*set_) for set_ in zip(sets, limits)]
         self.settle(source)
         config, choice = _config_of_items(self.config, source), None
         plan = plan_of_pass(self.module, config, batch_size)
@@ -493,7 +492,7 @@ class CallPlanner:
                         self._output_size,
                     )
                 everyone = self.processes.gathered((is_heard, choice))
-                choice = None if any(one for one, _ in everyone) else everyone[0][1]
+                choice = None if any(heard for heard, _ in everyone) else everyone[0][1]
         if choice is not None:
             plan = plan_of_pass(self.module, config, batch_size, choice.value)
         if arguments.is_single and config.micro_batch_size is None:
@@ -732,8 +731,8 @@ def rows_to_evaluate(
         size = (config.micro_batch_size or micro) * copies
     if steps is None:
         return size, None
-    own = size if training is None else training.batch_size
-    return size, steps * (batch_size or source.batch_size or own)
+    default = size if training is None else training.batch_size
+    return size, steps * (batch_size or source.batch_size or default)
 
 
 def _samples_to_infer(source: Source, max_rows: int | None) -> int | None:

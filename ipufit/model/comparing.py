@@ -263,7 +263,7 @@ class _Twins:
         self.structure, self.leaves = source.structure, list(leaves)
         self.wide = [t.float() if t.is_floating_point() else t for t in leaves]
         self.notes: list[str] = []
-        config, settings = model._planner.given_config, model._planner.settings
+        config, settings = model._planner.user_config, model._planner.settings
         if settings is not None and settings.mixing is not None:
             self.notes.append("Samples aren't mixed, though compile() got augment.")
         options = config.training_options
@@ -326,7 +326,7 @@ class _Twins:
         _return_layers(module)
         _return_layers(host)
         outputs = self._on_host(host, Computation(owns_loss=False))
-        bare = IPUModel(module, self.device._planner.given_config)
+        bare = IPUModel(module, self.device._planner.user_config)
         on_device = bare.predict_on_batch(self.structure.nested(self.leaves))
         bare.detach()
         return _differences("layer", outputs, on_device)

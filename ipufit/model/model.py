@@ -317,7 +317,7 @@ class IPUModel:
                 "loss and the optimizer that it began with. Compile before or after. "
                 "Learning rates may change meanwhile: model.optimizer.learning_rate."
             )
-        config = with_steps(self._planner.given_config, steps_per_execution)
+        config = with_steps(self._planner.user_config, steps_per_execution)
         steps = resolve_steps(self, step, validation_step, predict_step)
         for name in ("loss", "loss_weights"):
             if steps is not None and arguments[name] is not None:

@@ -212,7 +212,7 @@ def _check_optimizer_tensors(
             )
 
 
-def _figures(value: Any, where: str) -> str | None:
+def _metric_sums(value: Any, where: str) -> str | None:
     """Check sums of metrics: their number must be that of `entries`."""
     kinds = {"entries": dict_of(count), "extra": dict_of(list_of(number, 2))}
     fault = fields({**kinds, "sums": optional(list_of(number))})(value, where)
@@ -248,10 +248,10 @@ _RUN = fields(
             is_closed=True,
         ),
         "settings": dict_of(text),
-        "figures": optional(_figures),
+        "figures": optional(_metric_sums),
         "callbacks": dict_of(dict_of(anything)),
         "processes": list_of(
-            fields({"num_blocks": _num_blocks, "figures": optional(_figures)})
+            fields({"num_blocks": _num_blocks, "figures": optional(_metric_sums)})
         ),
     }
 )
