@@ -488,7 +488,7 @@ class Misuse(NamedTuple):
         return _TAKEN[self.function]
 
 
-class ResultsNoted(TorchFunctionMode):
+class LossRecorder(TorchFunctionMode):
     """Records the results of loss functions, sigmoids and softmaxes.
 
     PopTorch marks the results of built-in loss functions as losses, also where a metric
@@ -506,7 +506,7 @@ class ResultsNoted(TorchFunctionMode):
         misuses: Calls of loss functions with probabilities that they don't take.
 
     Example:
-        >>> with ResultsNoted() as noted:
+        >>> with LossRecorder() as noted:
         ...     output = torch.sigmoid(torch.zeros(2, 1)).squeeze(1)
         ...     _ = torch.nn.functional.mse_loss(output, torch.ones(2))
         >>> noted.has_losses, noted.function_of(output)

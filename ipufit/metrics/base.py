@@ -264,7 +264,7 @@ class CollectingMetric(StreamedMetric):
             return float("nan")
         structure = Structure.of_outputs(self._batches[0])
         columns = zip(*map(structure.flatten, self._batches))
-        return self._figure(*structure.rebuild(torch.cat(list(c)) for c in columns))
+        return self._compute(*structure.rebuild(torch.cat(list(c)) for c in columns))
 
     def reset(self) -> None:
         """Discard all batches."""
@@ -275,7 +275,7 @@ class CollectingMetric(StreamedMetric):
         """Return a list or tuple of nested tensors with the same number of rows."""
 
     @abc.abstractmethod
-    def _figure(self, *rows: Any) -> float:
+    def _compute(self, *rows: Any) -> float:
         """Compute the metric's value from the rows of all batches."""
 
 
