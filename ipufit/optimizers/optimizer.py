@@ -1093,12 +1093,13 @@ class Optimization:
         if names[0] != names[1]:
             raise ConfigError(
                 "The checkpoint was saved with another learning rate schedule than "
-                "compile() got. Compile with the same lr_schedule."
+                "compile() got. Compile with the same lr_schedule, or load the "
+                "weights alone."
             )
         if set(self._schedules) != set(schedules):
             raise ConfigError(
                 "The checkpoint was saved with other schedules= than compile() got. "
-                "Compile with the same schedules."
+                "Compile with the same schedules, or load the weights alone."
             )
         is_begun = bool(state["num_updates"])
         self._rates.check_state(state["rates"], f"{where}.rates", is_begun)
