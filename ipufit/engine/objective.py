@@ -35,7 +35,13 @@ from ipufit.errors import (
     IpufitWarning,
     UnsupportedError,
 )
-from ipufit.losses import Loss, LossTerms, resolve_loss, smoothed
+from ipufit.losses import (
+    TO_PROBABILITIES,
+    Loss,
+    LossTerms,
+    resolve_loss,
+    smoothed,
+)
 from ipufit.metrics import (
     FunctionMetric,
     Metric,
@@ -1014,6 +1020,8 @@ def shapes_in_errors(what: str, part: LabeledOutput) -> Iterator[None]:
         are_classes = any(words in cause for words in ("type Long but", "to be Long"))
         if "out of bounds" in str(error):
             advice = ". Classes begin at 0, and a target of -100 doesn't count."
+        elif "should be between 0 and 1" in cause:
+            advice = f": {TO_PROBABILITIES}."
         elif any(words in cause for words in _OTHER_SIZES):
             advice = (
                 ". torch's losses have classes on axis 1. If yours are on the last "
