@@ -657,6 +657,11 @@ class Objective:
             UnsupportedError: Weights are per output, and a loss or metric takes all
                 outputs at once.
         """
+        if outputs is None and self.losses:
+            raise DataError(
+                "The module returned None, and the loss takes its outputs: is there no "
+                "`return` in its forward?"
+            )
         names = list(_output_keys(outputs))
         rest = ", None for those without a loss,"
         _check_length("loss is", self.num_listed, names, rest)
