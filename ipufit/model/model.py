@@ -1391,12 +1391,9 @@ class IPUModel:
         """
         state = self._fetched_state()
         tensors = files.load_weights(path)
-        odd = files.names_that_differ(state, tensors, "shape")
+        odd = files.differences(state, tensors, "shape")
         if odd:
-            raise DataError(
-                f"{str(path)!r} has the weights of another module: {', '.join(odd)} "
-                "are only in one of the two, or have other shapes."
-            )
+            raise DataError(f"{str(path)!r} has the weights of another module: {odd}.")
         for name, tensor in state.items():
             if not torch.can_cast(tensors[name].dtype, tensor.dtype):
                 raise DataError(
