@@ -29,7 +29,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from ipufit._arguments import check_choice, check_number, check_whole
+from ipufit._arguments import check_choice, check_integer, check_number
 from ipufit._files import as_path, file_errors, open_regular, replace_file
 from ipufit.errors import (
     CheckpointError,
@@ -341,7 +341,7 @@ def average_checkpoints(
     """
     for name, number in (("last", last), ("best", best)):
         if number is not None:
-            check_whole(name, number, least=1)
+            check_integer(name, number, least=1)
     if last is not None and best is not None:
         raise ConfigError(f"last={last} and best={best}: use one of them.")
     if ema is not None:

@@ -81,7 +81,7 @@ class Training:
         metrics: Loss and metrics to report.
         average: The running average of the weights; None for none.
         watched: Shapes of the parameters whose gradients are sent to the host, by name.
-        choice: The updates of a call, if ipufit chose the number.
+        choice: The updates of a call, and why not more if ipufit chose them.
         program: The program; set by `prepare`.
     """
 
@@ -91,9 +91,9 @@ class Training:
     options: poptorch.Options
     optimization: Optimization
     metrics: MetricState
-    average: WeightAverage | None = None
-    watched: Mapping[str, torch.Size] = field(default_factory=dict)
-    choice: Choice | None = None
+    average: WeightAverage | None
+    watched: Mapping[str, torch.Size]
+    choice: Choice
     program: TrainingProgram = field(init=False)
     _display: ProgressDisplay = field(init=False)
     _last_call: int = field(default=0, init=False)
@@ -131,7 +131,7 @@ class Training:
     @property
     def remark(self) -> str:
         """Updates of a call and why not more, as text; "" if ipufit didn't choose."""
-        return self.choice.remark("update", "device_iterations") if self.choice else ""
+        return self.choice.remark("update", "device_iterations")
 
     @uninterrupted
     def run(self, call: Call, *, is_scheduled: bool = True) -> None:
@@ -189,7 +189,6 @@ class Training:
         if self.average is not None:
             self.executors.fetch_weights()
             self.average.apply()
-            self.executors.send_weights()
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Compute the mean of the watched gradients of the last call, by parameter.

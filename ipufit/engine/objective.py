@@ -27,7 +27,7 @@ from ipufit._poptorch import poptorch
 from ipufit._tree import is_record, leaves_of, map_tensors, parts_of, without
 from ipufit.data.structure import Labels
 from ipufit.distributed import warn_in_first_process
-from ipufit.engine.trace_checks import Divisions, Misuse, ResultsNoted
+from ipufit.engine.trace_checks import Divisions, LossRecorder, Misuse
 from ipufit.errors import (
     ConfigError,
     DataError,
@@ -411,7 +411,7 @@ def _check_key(key: str | int, names: Sequence[Any]) -> None:
         )
 
 
-def probability_outputs(outputs: Any, noted: ResultsNoted) -> dict[str, str]:
+def probability_outputs(outputs: Any, noted: LossRecorder) -> dict[str, str]:
     """Return which outputs are probabilities, and the function that made each.
 
     Args:
@@ -869,7 +869,7 @@ class BoundObjective(NamedTuple):
             return {"": (_own_terms(own_loss, rows, labels.share), 1.0)}
         terms = {}
         for slot, loss, weight in self.losses:
-            part, noted = slot.part(outputs, labels), ResultsNoted()
+            part, noted = slot.part(outputs, labels), LossRecorder()
             for name, function in self.probabilities.items():
                 noted.note(_outputs_by_name(outputs)[name], function)
             with contextlib.ExitStack() as stack:

@@ -1011,14 +1011,14 @@ class Optimization:
 
     def begin_fit(
         self,
-        total_updates: int | None,
+        updates_per_epoch: int | None,
         updates_per_call: int,
         epochs: int | None = None,
     ) -> None:
         """Prepare for the updates of a fit, and set the values of the first update.
 
         Args:
-            total_updates: Number of updates of the fit; None if unknown.
+            updates_per_epoch: Number of updates of an epoch; None if unknown.
             updates_per_call: Number of updates that share one learning rate, since
                 values are sent between calls only.
             epochs: Number of epochs of the fit; None outside `fit`.
@@ -1029,7 +1029,7 @@ class Optimization:
         Warns:
             SharedRateWarning: A schedule can't be followed update by update.
         """
-        fit = Fit(self.num_updates, total_updates, epochs)
+        fit = Fit(self.num_updates, updates_per_epoch, epochs)
         for setter in self._setters:
             setter.begin_fit(fit)
         self.before_call()
@@ -1159,7 +1159,7 @@ def resolve_optimization(
         >>> module = torch.nn.Linear(2, 1)
         >>> schedule = lambda sgd: torch.optim.lr_scheduler.ExponentialLR(sgd, 0.5)
         >>> optimization = resolve_optimization("sgd", schedule, module)
-        >>> optimization.begin_fit(total_updates=3, updates_per_call=1)
+        >>> optimization.begin_fit(updates_per_epoch=3, updates_per_call=1)
         >>> for _ in range(3):
         ...     optimization.before_call()
         ...     print(optimization.optimizer.param_groups[0]["lr"])

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check the state in a checkpoint, before anything of it is used.
 
-The bytes of its files are checked when they are read (`checkpoint/directory.py`). Here
-the values are checked: `check_model` for a model, `check_has_run` and `check_run` for a
-run, `check_same_run` for the settings of a run. Optimizer, average, metrics and
-callbacks check their own values (`check_state`), which is called from here; only sums
-of metrics have to wait for a traced program (`RunSaver.put_back`).
+`check_model` and `check_run` check all values that a model or a run has saved, and call
+nothing else but `check_state` of schedules, of the average, and of callbacks, which
+anybody may write. `check_has_run` and `check_same_run` check before that whether a run
+can go on from the checkpoint. (When the files are read, their bytes were checked; and
+when the program is traced, the sums of metrics are compared with its metrics.)
 
 Values that no model has can only be damage: `DamagedCheckpointError`. Values of another
 model or run are a `ConfigError`. The saved state isn't changed, nor is the model.
@@ -213,7 +213,7 @@ def _check_optimizer_tensors(
             )
 
 
-def _figures(value: Any, where: str) -> str | None:
+def _metric_sums(value: Any, where: str) -> str | None:
     """Check sums of metrics: their number must be that of `entries`."""
     kinds = {"entries": dict_of(count), "extra": dict_of(list_of(number, 2))}
     fault = fields({**kinds, "sums": optional(list_of(number))})(value, where)
@@ -249,10 +249,10 @@ _RUN = fields(
             is_closed=True,
         ),
         "settings": dict_of(text),
-        "figures": optional(_figures),
+        "figures": optional(_metric_sums),
         "callbacks": dict_of(dict_of(anything)),
         "processes": list_of(
-            fields({"num_blocks": _num_blocks, "figures": optional(_figures)})
+            fields({"num_blocks": _num_blocks, "figures": optional(_metric_sums)})
         ),
     }
 )
