@@ -281,9 +281,9 @@ def test_processes_report_the_metrics_of_all_rows_of_each_set(pool):
 MISTAKES = {  # what is validated on, and the words of the error
     "inputs": (lambda: (X[:, :2], Y), r"failed with inputs .*\(In `validation_data`"),
     "targets": (lambda: (X, X), r"^`validation_data` doesn't fit: The loss"),
-    "numbers": (lambda: (X, Y / 2), r"^`validation_data` doesn't fit: .*to be Long"),
+    "numbers": (lambda: (X, Y / 2), r"^`validation_data` doesn't fit: .*y\.long"),
     "weights": (lambda: (X, Y, X), r"^`validation_data` doesn't fit: .*Sample weights"),
-    "objects": (lambda: (X, Y.numpy().astype("O")), "^`y` of `validation_data` has an"),
+    "objects": (lambda: (X, Y.numpy().astype("O")), "^`y` of `validation_data` has"),
     "a set": (lambda: {"b": (X, X)}, r"^`validation_data\['b'\]` doesn't fit"),
     "a loader": (
         lambda: DataLoader(TensorDataset(X, X), 4),
