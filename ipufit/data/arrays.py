@@ -211,8 +211,9 @@ def same_rows(leaves: Sequence[Any], where: str) -> list[Tensor]:
     if len(set(lengths)) > 1:
         raise DataError(
             f"{where} has arrays of different numbers of samples: "
-            f"{short_list(lengths)}. Dim 0 must be the same for all. If a batch is a "
-            "whole micro-batch, such as padded graphs, use ipufit.FixedSizeBatches."
+            f"{short_list(lengths)}. Dim 0 must be the same for all. To give samples "
+            "one by one use an IterableDataset; if a batch is a whole micro-batch, "
+            "such as padded graphs, ipufit.FixedSizeBatches."
         )
     return [t if t.dim() else t.expand(lengths[0]).clone() for t in tensors]
 

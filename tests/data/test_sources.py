@@ -245,6 +245,12 @@ DATA = {
     "words in a stream": (iter([("word",)]), None, "A batch of `x` holds no arrays"),
     "a number in a stream": (iter([(1.0,)]), None, "batch of `x` holds a single num"),
     "unequal lengths": (iter([(X, Y[:3])]), None, r"numbers of samples: \[10, 3\]"),
+    "samples in a stream": (
+        zip(X, X[:, 0]),
+        None,
+        r"one by one use an IterableDataset",
+    ),
+    "samples of rows": (zip(X, X[:, :1]), None, r"\[\d, 1\].* use an IterableDataset"),
     "no axes": (iter([(torch.tensor(1.0),)]), None, "an array without axes"),
 }
 
