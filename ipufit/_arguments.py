@@ -266,14 +266,14 @@ def check_number(
     refuse(name, value, f"{kind} {words}".rstrip() + end * is_beyond, of)
 
 
-def check_whole(name: str, value: Any, *, least: int = 0, of: str = "") -> None:
+def check_integer(name: str, value: Any, *, least: int = 0, of: str = "") -> None:
     """Refuse a value that isn't a whole number of `least` or more, of 64 bits.
 
     Raises:
         ConfigError: `value` is something else.
 
     Example:
-        >>> check_whole("replicas", 0, least=1)
+        >>> check_integer("replicas", 0, least=1)
         Traceback (most recent call last):
         ipufit.errors.ConfigError: replicas=0: use a whole number of 1 or more.
     """

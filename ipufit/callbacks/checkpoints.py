@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, ClassVar, Mapping
 
-from ipufit._arguments import check_flags, check_whole
+from ipufit._arguments import check_flags, check_integer
 from ipufit._files import as_path, file_errors
 from ipufit._kinds import Kind, count, number, optional, whole
 from ipufit.checkpoint import (
@@ -458,7 +458,7 @@ def _is_weights_path(filepath: str, weights_only: bool | None) -> bool:
 
 
 def _check_keep(keep: Any, filepath: str, is_of_weights: bool) -> None:
-    check_whole("keep", keep, least=1, of="ModelCheckpoint")
+    check_integer("keep", keep, least=1, of="ModelCheckpoint")
     if is_of_weights or "{" in filepath:
         raise ConfigError(
             f"keep={keep} makes filepath={filepath!r} a directory of checkpoints: it "

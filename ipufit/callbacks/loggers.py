@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Iterator, M
 import numpy as np
 import torch
 
-from ipufit._arguments import check_flags, check_whole, refuse
+from ipufit._arguments import check_flags, check_integer, refuse
 from ipufit._files import as_path, file_errors, open_regular
 from ipufit._kinds import Kind, count, list_of, optional, text
 from ipufit._lazy import need
@@ -102,7 +102,7 @@ class FigureLogger(Callback):
 
     def __init__(self, update_freq: int | str, histogram_freq: int = 0) -> None:
         check_frequency(self, "update_freq", update_freq, "epoch", "batch")
-        check_whole("histogram_freq", histogram_freq, of=type(self).__name__)
+        check_integer("histogram_freq", histogram_freq, of=type(self).__name__)
         self.update_freq = update_freq
         self.histogram_freq = histogram_freq
         self.updates = 0

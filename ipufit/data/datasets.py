@@ -24,7 +24,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from ipufit._arguments import check_whole
+from ipufit._arguments import check_integer
 from ipufit._tree import Structure
 from ipufit.distributed import Processes
 from ipufit.errors import DataError, IpufitWarning, warn
@@ -485,7 +485,7 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
     """
 
     def __init__(self, dataset: Any, num_workers: int = 0) -> None:
-        check_whole("num_workers", num_workers)
+        check_integer("num_workers", num_workers)
         self._structure: Structure
         self._tensors: list[Tensor]
         if type(dataset) is CachedDataset:

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The place of a run in its data: everything that a resumed run continues from.
 
-A `Place` has the seed of the orders, the `Position` (pass and calls), the random
-states, and for a stream its `StreamState`: the number of batches drawn, the random
-states to draw them again, and the state of a loader that has one, with the rows that no
-call has taken yet (`LoaderState`).
+A `Place` keeps, for each kind of data:
+
+* for all data: the seed of the orders, the `Position` (pass and calls) and the random
+  states. Samples that are loaded by index need nothing else;
+* for a stream, in `StreamState`: the number of batches that the pass has drawn, and the
+  random states to draw them again;
+* for a stream with `state_dict` and `load_state_dict`, in `LoaderState`: its own state,
+  and the rows that it has returned and no call has taken. No batch is drawn again.
+
+A generator can't begin anew, and goes on from where it is.
 """
 
 from __future__ import annotations

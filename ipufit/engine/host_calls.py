@@ -45,7 +45,7 @@ from ipufit.engine.objective import (
 )
 from ipufit.engine.precision import change_types
 from ipufit.engine.step import Step, call_module, results_of
-from ipufit.engine.trace_checks import PLAIN, ResultsNoted, tensors_of
+from ipufit.engine.trace_checks import PLAIN, LossRecorder, tensors_of
 from ipufit.engine.weights import checksum, is_counted, mode, unfetched
 from ipufit.errors import ConfigError, UnsupportedError
 from ipufit.metrics import FunctionMetric, Metric
@@ -260,7 +260,7 @@ class HostProgram:
             stack.enter_context(mode(module, training=training))
             buffers = stack.enter_context(_weights_replaced(module, make))
             scalars = stack.enter_context(collected())
-            marked = stack.enter_context(ResultsNoted()).marked
+            marked = stack.enter_context(LossRecorder()).marked
             if noiseless:
                 stack.enter_context(_WithoutNoise())  # type: ignore[no-untyped-call,unused-ignore]
                 for part in module.modules():  # without dropout, also inside of others
@@ -503,7 +503,7 @@ class HostProgram:
         return None
 
 
-class _RowsNoted(TorchFunctionMode):
+class _UnpackingRecorder(TorchFunctionMode):
     """Records whether code indexes or unpacks a tensor like several outputs."""
 
     def __init__(self, outputs: Any) -> None:
@@ -524,7 +524,7 @@ def _failure_of_losses(objective: Objective, outputs: Any, labels: Labels) -> st
         stack.enter_context(_trial_calls())
         for module in objective.modules:  # which may change their buffers
             stack.enter_context(_weights_replaced(module, torch.clone))
-        rows = stack.enter_context(_RowsNoted(outputs))
+        rows = stack.enter_context(_UnpackingRecorder(outputs))
         stack.enter_context(torch.no_grad())
         try:
             objective.bind(outputs, labels).terms(outputs, labels, 2)

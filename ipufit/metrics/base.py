@@ -264,7 +264,7 @@ class CollectingMetric(StreamedMetric):
             return float("nan")
         structure = Structure.of_outputs(self._batches[0])
         columns = zip(*map(structure.flatten, self._batches))
-        return self._figure(*structure.rebuild(torch.cat(list(c)) for c in columns))
+        return self._compute(*structure.rebuild(torch.cat(list(c)) for c in columns))
 
     def reset(self) -> None:
         """Discard all batches."""
@@ -275,7 +275,7 @@ class CollectingMetric(StreamedMetric):
         """Return a list or tuple of nested tensors with the same number of rows."""
 
     @abc.abstractmethod
-    def _figure(self, *rows: Any) -> float:
+    def _compute(self, *rows: Any) -> float:
         """Compute the metric's value from the rows of all batches."""
 
 
@@ -438,7 +438,7 @@ def naming_targets(name: str) -> Iterator[None]:
 
     Example:
         >>> with naming_targets("mine"):
-        ...     within(torch.tensor([0, 9]), 0, 2, torch.ones(2))
+        ...     counted(torch.tensor([0, 9]), [], None, bounds=(0, 2))
         Traceback (most recent call last):
         ipufit.errors.DataError: The metric 'mine' got the target 9, and takes...
     """
@@ -449,11 +449,11 @@ def naming_targets(name: str) -> Iterator[None]:
         _naming.reset(token)
 
 
-def _name_target(targets: Tensor, is_wrong: Tensor, low: int, high: int) -> None:
+def _name_target(targets: Tensor, counts: Tensor, bounds: tuple[int, int]) -> None:
     name = _naming.get()
-    if name is None or not is_wrong.any():
+    if name is None or not counts.isnan().any():
         return
-    value = targets[is_wrong][0].item()
+    value = targets[counts.isnan()][0].item()
     what, kind, advice = (
         f"the target {value:g}",
         "classes",
@@ -464,7 +464,8 @@ def _name_target(targets: Tensor, is_wrong: Tensor, low: int, high: int) -> None
     elif value == FRACTION:
         what, advice = "a target that is a fraction or NaN", _MARK
     raise DataError(
-        f"The metric {name!r} got {what}, and takes {kind} from {low} to {high}. "
+        f"The metric {name!r} got {what}, and takes {kind} from {bounds[0]} to "
+        f"{bounds[1]}. "
         f"{advice}"
     )
 
@@ -546,7 +547,7 @@ def weighted(values: Tensor, weights: Tensor) -> Tensor:
         >>> weighted(torch.tensor([3.0, float("nan")]), torch.tensor([2.0, 0.0]))
         tensor([6., 0.])
     """
-    return torch.where(weights.eq(0), zeros_like(values), values.mul(weights))
+    return values.mul(weights).masked_fill(weights.eq(0), 0.0)
 
 
 def spread_weights(weights: Tensor, values: Tensor) -> Tensor:
@@ -783,7 +784,7 @@ def bits(
         tensor([1., 0.])
     """
     truths = matched_targets(outputs, targets)
-    counts = within(truths, lowest, 1, counted(truths, ignored, weights))
+    counts = counted(truths, ignored, weights, (lowest, 1))
     return Elements(in_float32(outputs), truths, counts)
 
 
@@ -845,18 +846,26 @@ def classified(
     labels = class_indices(outputs, targets)
     if labels.shape != outputs.shape[:-1]:
         outputs = outputs.movedim(1, -1)
-    counts = counted(labels, ignored, weights)
-    counts = within(labels, 0, outputs.shape[-1] - 1, counts)
+    counts = counted(labels, ignored, weights, (0, outputs.shape[-1] - 1))
     return Classified(in_float32(outputs), labels, counts)
 
 
-def counted(targets: Tensor, ignored: Sequence[int], weights: Tensor | None) -> Tensor:
-    """Return the weights of targets, 0 for ignored targets.
+def counted(
+    targets: Tensor,
+    ignored: Sequence[int],
+    weights: Tensor | None,
+    bounds: tuple[int, int] | None = None,
+) -> Tensor:
+    """Return the weights of targets: 0 for ignored, NaN for targets that can't be.
+
+    A compiled program can't raise an error; `Metric.result` raises it for NaN.
 
     Args:
         targets: Class indices, or numbers.
         ignored: Values of ignored targets.
-        weights: `[rows]` or `[rows, ...]`; None to weight all alike.
+        weights: `[rows]` or `[rows, ...]`; None to weight all alike. A target of weight
+            0 may be any.
+        bounds: Least and greatest target; None for targets that are right.
 
     Returns:
         Tensor of the targets' shape, float32.
@@ -864,26 +873,20 @@ def counted(targets: Tensor, ignored: Sequence[int], weights: Tensor | None) -> 
     Example:
         >>> counted(torch.tensor([3, -100]), [-100], None)
         tensor([1., 0.])
-    """
-    counts = weights_like(targets, weights)
-    for index in ignored:
-        counts = counts.masked_fill(targets.eq(index), 0.0)
-    return counts
-
-
-def within(targets: Tensor, low: int, high: int, weights: Tensor) -> Tensor:
-    """Replace the weights of targets outside of the range by NaN.
-
-    A compiled program can't raise an error; `Metric.result` raises it for NaN.
-
-    Example:
-        >>> within(torch.tensor([0, 3, 9]), 0, 2, torch.tensor([1.0, 1.0, 0.0]))
+        >>> counted(torch.tensor([0, 3, 9]), [9], None, bounds=(0, 2))
         tensor([1., nan, 0.])
     """
-    is_within = targets.ge(low).logical_and(targets.le(high))
-    is_wrong = is_within.logical_not().logical_and(weights.ne(0))
-    _name_target(targets, is_wrong, low, high)
-    return weights.masked_fill(is_wrong, float("nan"))
+    counts = weights_like(targets, weights)
+    if bounds is not None:
+        is_wrong = targets.clamp(*bounds).ne(targets)  # True for NaN, too
+        if weights is not None:
+            is_wrong = is_wrong.logical_and(counts.ne(0))
+        counts = counts.masked_fill(is_wrong, float("nan"))
+    for index in ignored:
+        counts = counts.masked_fill(targets.eq(index), 0.0)
+    if bounds is not None:
+        _name_target(targets, counts, bounds)
+    return counts
 
 
 def whole_rows(targets: Tensor, weights: Tensor) -> Tensor:
