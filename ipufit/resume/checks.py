@@ -237,6 +237,7 @@ _RUN = fields(
             "stop_reason": optional(text),
             "validated": dict_of(metric),
             "validated_calls": count,
+            "batches_validated": dict_of(count),
         },
         "data": {
             "seed": whole,
@@ -273,7 +274,8 @@ def check_has_run(checkpoint: files.Checkpoint) -> None:
         )
     run = state["run"]
     if isinstance(run, Mapping):  # earlier versions didn't save all
-        run = {"validated": {}, "validated_calls": 0, **run}
+        later = {"validated": {}, "validated_calls": 0, "batches_validated": {}}
+        run = {**later, **run}
     check_saved(_RUN, {"processes": [], **state, "run": run})
     parts = parts_of(checkpoint)
     if len(parts) != state["plan"]["processes"]:
