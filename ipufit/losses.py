@@ -742,6 +742,10 @@ _NAMED = (
 )
 
 _OF_ROWS: Mapping[str, Any] = {"is_of_rows": True}
+TO_PROBABILITIES = (
+    "end the module in a sigmoid; or in none, with loss='bce', which is safer"
+)
+"""What to do if the outputs aren't the probabilities that BCELoss takes."""
 _OF_PROBABILITIES = {**_BINARY, "takes_probabilities": True}
 _OF_TORCH: dict[Any, Mapping[str, Any]] = {
     F.binary_cross_entropy: _OF_PROBABILITIES,

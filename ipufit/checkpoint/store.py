@@ -138,6 +138,8 @@ class CheckpointStore:
         ['update-00000020', 'update-00000030']
     """
 
+    _lock = threading.Lock()  # of all stores: a copy has the same directory
+
     def __init__(
         self,
         directory: PathLike,
@@ -155,7 +157,6 @@ class CheckpointStore:
         self.keep_last = keep_last
         self.keep_best = keep_best
         self.mode = mode
-        self._lock = threading.Lock()
         self._is_held = False
         self._known_damaged: set[Path] = set()
 

@@ -60,6 +60,7 @@ from ipufit.errors import (
     UnsupportedError,
     warn,
 )
+from ipufit.losses import TO_PROBABILITIES
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.state import RunState, awaited, span
 from ipufit.types import Logs
@@ -812,16 +813,21 @@ def _warn_if_not_finite(training: Training, run: RunState, first: int) -> None:
     at = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
     is_known = len(losses) == training.plan.device_iterations
     where = f"{first + at}" if is_known else f"{first} or one of its call"
-    ignored = ""
-    if training.metrics.objective.owns_loss:
-        ignored = (
+    objective, cause = training.metrics.objective, ""
+    if objective.owns_loss:
+        cause = (
             "In a step or forward, cross_entropy of a micro-batch whose targets are "
             "all ignored (-100) is NaN: divide its sum by their number, at least 1. "
+        )
+    elif any(loss.takes_probabilities for _, loss in objective.losses):
+        cause = (
+            "BCELoss is NaN unless all outputs are above 0 and below 1: "
+            f"{TO_PROBABILITIES}. "
         )
     warn(
         f"The training loss is {losses[at]} in epoch {run.epoch + 1}, at update "
         f"{where}. The weights are probably lost. "
-        f"{training.batches.source.first_not_finite()}{ignored}Lower the learning "
+        f"{training.batches.source.first_not_finite()}{cause}Lower the learning "
         "rate, or look for NaN, infinite and large values in the data. `ipufit check` "
         "names operators that make NaN on a device.",
         NonFiniteLossWarning,

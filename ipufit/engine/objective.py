@@ -35,7 +35,13 @@ from ipufit.errors import (
     IpufitWarning,
     UnsupportedError,
 )
-from ipufit.losses import Loss, LossTerms, resolve_loss, smoothed
+from ipufit.losses import (
+    TO_PROBABILITIES,
+    Loss,
+    LossTerms,
+    resolve_loss,
+    smoothed,
+)
 from ipufit.metrics import (
     FunctionMetric,
     Metric,
@@ -651,6 +657,11 @@ class Objective:
             UnsupportedError: Weights are per output, and a loss or metric takes all
                 outputs at once.
         """
+        if outputs is None and self.losses:
+            raise DataError(
+                "The module returned None, and the loss takes its outputs: is there no "
+                "`return` in its forward?"
+            )
         names = list(_output_keys(outputs))
         rest = ", None for those without a loss,"
         _check_length("loss is", self.num_listed, names, rest)
@@ -1014,6 +1025,8 @@ def shapes_in_errors(what: str, part: LabeledOutput) -> Iterator[None]:
         are_classes = any(words in cause for words in ("type Long but", "to be Long"))
         if "out of bounds" in str(error):
             advice = ". Classes begin at 0, and a target of -100 doesn't count."
+        elif "should be between 0 and 1" in cause:
+            advice = f": {TO_PROBABILITIES}."
         elif any(words in cause for words in _OTHER_SIZES):
             advice = (
                 ". torch's losses have classes on axis 1. If yours are on the last "

@@ -184,13 +184,18 @@ def _refuse_index(
 ) -> None:
     """Raise a DataError with the integers of the call if torch refused an index.
 
-    The first micro-batch fails when it is traced, with shapes; later ones in the call.
+    The first micro-batch fails when it is traced, as an error of its layer; later ones
+    fail in the call.
 
     Raises:
         DataError: torch refused an index.
     """
+    text, cause = str(error).rstrip("."), error.__cause__
+    if "failed with inputs of" in text and isinstance(cause, IndexError):
+        error = cause
+    else:
+        text = f"{type(module).__name__} failed in a call: {text}"
     is_own = isinstance(error, (IpufitError, poptorch.Error))
-    text = str(error).rstrip(".")
     if is_own or not (isinstance(error, IndexError) or _OUT_OF_RANGE.search(text)):
         return
     ranges = ", ".join(
@@ -200,9 +205,8 @@ def _refuse_index(
         if not t.is_floating_point() and t.dtype != torch.bool and t.numel()
     )
     raise DataError(
-        f"{type(module).__name__} failed in a call: {text}. The integers of this call "
-        f"are {ranges or 'none'}: a class, or the row of an embedding, must be less "
-        "than their number, and 0 or more."
+        f"{text}. The integers of this call are {ranges or 'none'}: a class, or the "
+        "row of an embedding, must be less than their number, and 0 or more."
     ) from error
 
 
@@ -609,7 +613,11 @@ class Executors:
                     if executor.isCompiled():  # and IPUs were short after it
                         executor.attachToDevice()
                     else:
-                        executor.compile(*tensors)
+                        try:
+                            executor.compile(*tensors)
+                        except DataError as error:
+                            _refuse_index(error, step.module, spec.example)
+                            raise
 
                 stack.enter_context(display.compiling(spec.name))
                 self._acquire(executor, attach)

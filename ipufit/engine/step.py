@@ -276,7 +276,9 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
         dims = {leaf.dim() for leaf in flat if isinstance(leaf, Tensor)}
         # As of one sample, or of one image: its first dimension was taken for samples.
         hint = "" if dims.isdisjoint({1, 3}) else _ONE_SAMPLE
-        if "'indices' to have" in str(error):
+        if "index out of range in self" in str(error):  # of an embedding
+            hint = ""
+        elif "'indices' to have" in str(error):
             hint = '. Convert them: x.long(), or x.astype("int64").'
         else:
             hint = _conversion(error, flat) or hint

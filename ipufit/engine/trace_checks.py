@@ -628,7 +628,7 @@ def refuse_gradient_hooks(modules: Iterable[torch.nn.Module]) -> None:
             raise _hooked("All modules have a backward hook")
     for module in modules:
         for part in modules_of(module):
-            if any(getattr(part, name, None) for name in _HOOKS_OF_MODULES):
+            if part._backward_hooks or part._backward_pre_hooks:
                 path = path_of(module, part)
                 what = f"The module {path!r}" if path else f"{type(part).__name__}"
                 raise _hooked(f"{what} has a backward hook")

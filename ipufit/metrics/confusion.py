@@ -581,6 +581,8 @@ class ConfusionMatrix(ConfusionMetric):
         [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     """
 
+    is_matrix = True
+
     def __init__(
         self,
         normalize: str | None = None,

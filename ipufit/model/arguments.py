@@ -109,7 +109,8 @@ class FitArguments:
             check_integer("validation_freq", every, least=1)
         if self.validation_split is not None:
             check_number("validation_split", self.validation_split, least=0, below=1)
-        CallbackList(self.callbacks)
+        if self.callbacks is not None:
+            CallbackList(self.callbacks)
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> FitArguments:

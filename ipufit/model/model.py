@@ -28,6 +28,7 @@ from ipufit._arguments import (
     check_instance,
     refuse,
     shown,
+    skipped_constructor,
 )
 from ipufit._signals import uninterrupted
 from ipufit._tree import tree_map
@@ -516,6 +517,10 @@ class IPUModel:
                 validated = validations.names(training.metrics)
                 names = names_in_logs(training.metrics.names, validated)
                 run.names = None if hooks.adds_names() else names
+                matrices = training.metrics.matrices
+                run.matrices = names_in_logs(
+                    matrices, [(prefix, {*matrices}) for prefix, _ in validated]
+                )
                 self.history, self._runs.saver = history, saver
                 hooks.on_train_begin({})
                 with ended_in_order(self._executors, hooks, run):
@@ -783,7 +788,9 @@ class IPUModel:
             updates_per_call=updates,
         )
         # Passes are numbered by updates, so that no batch draws alike.
-        training = self._planner.training(source, arguments, optimization.num_updates)
+        training = self._planner.training(
+            source, arguments, optimization.num_updates, watched=()
+        )
         self._require_ipus()
         # In a fit its rates hold, and its schedules don't move.
         is_in_fit = self._runs.saver is not None
@@ -791,10 +798,10 @@ class IPUModel:
             if not is_in_fit and self._batch_loop is not optimization:
                 optimization.begin_fit(None, updates)
                 self._batch_loop = optimization
-            training.prepare(Notes())
-            if is_in_fit:
-                optimization.before_call()
             with uninterrupted:
+                training.prepare(Notes())
+                if is_in_fit:
+                    optimization.before_call()
                 for call in training.batches:
                     training.run(call, is_scheduled=not is_in_fit)
                 if is_in_fit:
@@ -1384,12 +1391,9 @@ class IPUModel:
         """
         state = self._fetched_state()
         tensors = files.load_weights(path)
-        odd = files.names_that_differ(state, tensors, "shape")
+        odd = files.differences(state, tensors, "shape")
         if odd:
-            raise DataError(
-                f"{str(path)!r} has the weights of another module: {', '.join(odd)} "
-                "are only in one of the two, or have other shapes."
-            )
+            raise DataError(f"{str(path)!r} has the weights of another module: {odd}.")
         for name, tensor in state.items():
             if not torch.can_cast(tensors[name].dtype, tensor.dtype):
                 raise DataError(
@@ -1649,6 +1653,9 @@ class IPUModel:
     def __getattr__(self, name: str) -> Any:
         """Raise an error for an unknown attribute, and name that of the module."""
         what = f"{type(self).__name__!r} object"
+        advice = skipped_constructor(type(self))
+        if advice:
+            raise AttributeError(f"{what} has no attribute {name!r}{advice}")
         of_module = f"model.module.{name}" if hasattr(torch.nn.Module, name) else ""
         raise unknown_attribute(what, "model", name, dir(type(self)), of_module)
 

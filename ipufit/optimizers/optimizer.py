@@ -372,12 +372,14 @@ OTHER_WORDS: dict[str, str | None] = {
     **dict.fromkeys((*_HOST_ONLY, "ema_overwrite_frequency", "params")),
     "beta_1": "betas=(beta_1, beta_2)",
     "beta_2": "betas=(beta_1, beta_2)",
+    "decay": "weight_decay; for a rate that falls, compile(lr_schedule=...)",
     "epsilon": "eps",
     "loss_scale_factor": "loss_scaling",
     "lr": "learning_rate, which was given, too",
     "max_grad_norm": "global_clipnorm",
     "rho": "alpha",
     "use_ema": "ema_momentum",
+    "wd": "weight_decay",
 }
 """ipufit's name for a setting of Keras, torch or PopTorch; None if IPUs lack it."""
 
@@ -662,6 +664,11 @@ class Optimizer(ArgumentRepr):
         ours = set(inspect.signature(type(self)).parameters)
         ours -= {"name", "clipnorm", "clipvalue", "settings"}
         for name in self.settings:
+            if name == "momentum" and "betas" in known:
+                raise ConfigError(
+                    f"{self._who} has momentum. Here it is the first of betas, as in "
+                    "betas=(0.9, 0.999)."
+                )
             if name not in known:
                 raise UnknownNameError(f"setting of {self._who}", name, known | ours)
         if self.name == "adamw" and self.settings.get("bias_correction") is False:
@@ -1093,12 +1100,13 @@ class Optimization:
         if names[0] != names[1]:
             raise ConfigError(
                 "The checkpoint was saved with another learning rate schedule than "
-                "compile() got. Compile with the same lr_schedule."
+                "compile() got. Compile with the same lr_schedule, or load the "
+                "weights alone."
             )
         if set(self._schedules) != set(schedules):
             raise ConfigError(
                 "The checkpoint was saved with other schedules= than compile() got. "
-                "Compile with the same schedules."
+                "Compile with the same schedules, or load the weights alone."
             )
         is_begun = bool(state["num_updates"])
         self._rates.check_state(state["rates"], f"{where}.rates", is_begun)

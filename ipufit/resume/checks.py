@@ -64,6 +64,8 @@ from .contents import (
 )
 
 COUNTERS = "epoch", "calls", "updates", "samples"
+_WEIGHTS_ALONE = "the weights alone: model.load_weights(path / 'model.safetensors')."
+_SAME_OPTIMIZER = f"Compile with the same optimizer, or load {_WEIGHTS_ALONE}"
 SEEDED = "samples seeded one by one"
 """Name of a setting that depends on the number of processes."""
 
@@ -137,23 +139,22 @@ def check_model(
     if saved["class"] != now["class"]:
         raise ConfigError(
             f"The checkpoint is of {saved['class']}, and compile() got "
-            f"{now['class']}. Compile with the same optimizer."
+            f"{now['class']}. {_SAME_OPTIMIZER}"
         )
     if (state["average"] is None) != (average is None):
         raise ConfigError(
             "Only one of checkpoint and optimizer keeps an average of the weights "
-            "(ema_momentum). Compile with the same optimizer."
+            f"(ema_momentum). {_SAME_OPTIMIZER}"
         )
     if "num_averaged" in (state["average"] or {}):
         raise ConfigError(
             "The checkpoint has an equal average of the weights (SWA of version "
-            "0.1), which can't go on. Load the weights alone: "
-            "model.load_weights(path / 'model.safetensors')."
+            f"0.1), which can't go on. Load {_WEIGHTS_ALONE}"
         )
     if len(saved["groups"]) != len(now["groups"]):
         raise ConfigError(
             f"The checkpoint's optimizer has {len(saved['groups'])} parameter groups, "
-            f"and this one {len(now['groups'])}. Compile with the same optimizer."
+            f"and this one {len(now['groups'])}. {_SAME_OPTIMIZER}"
         )
     optimization.check_state(state["updates"], "state.updates")
     kinds = [fields({n: like(v) for n, v in group.items()}) for group in now["groups"]]
@@ -184,13 +185,13 @@ def _check_same_tensors(now: Mapping[str, Tensor], saved: Mapping[str, Tensor]) 
         raise ConfigError(
             f"{name} is {saved[name].dtype} in the checkpoint, and {now[name].dtype} "
             "in the module. Make the module with the types that it was saved with; or "
-            "load the weights alone, which are converted: "
-            "model.load_weights(path / 'model.safetensors')."
+            f"load {_WEIGHTS_ALONE} They are converted."
         )
     if odd:
+        of = "the module", "the checkpoint"
         raise ConfigError(
-            f"The checkpoint has the weights of another module: {', '.join(odd)} are "
-            "only in one of the two, or have other shapes."
+            "The checkpoint has the weights of another module: "
+            f"{files.differences(now, saved, 'shape', of=of)}."
         )
 
 
