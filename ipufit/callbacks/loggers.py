@@ -70,6 +70,10 @@ _TEXTS = ("config", "plan")
 """Hyperparameters that are texts of several lines."""
 
 
+_LONGEST_PARAMETER = 250
+"""Characters of a parameter that MLflow's servers before 1.28 take; later 500, 6000."""
+
+
 class FigureLogger(Callback):
     """Base of callbacks that log the metrics of epochs, and of calls on request.
 
@@ -574,7 +578,9 @@ class MLflowLogger(RunLogger):
     of calls are `batch_<name>`, with the number of updates as their step. They go to
     the active run. Without an active run, a run is begun with the first epoch and ended
     with `fit`, as `FAILED` if `fit` raised. A resumed `fit` continues its run.
-    Hyperparameters are parameters of the run, where those that are there stay.
+    Hyperparameters are parameters of the run, where those that are there stay. Of those
+    with more than 250 characters, which older servers refuse, the parameter has the
+    beginning, and the artifact `<name>.txt` the whole text.
 
     Args:
         update_freq: `"epoch"` to log metrics of epochs only. With a number n, also log
@@ -617,10 +623,18 @@ class MLflowLogger(RunLogger):
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Log hyperparameters as parameters of the run, whose values can't change."""
-        known = self._package().get_run(self._active.info.run_id).data.params
-        self._package().log_params(
-            {n: v for n, v in settings.items() if n not in known}
-        )
+        mlflow = self._package()
+        known = mlflow.get_run(self._active.info.run_id).data.params
+        parameters = {n: v for n, v in settings.items() if n not in known}
+        for name, value in parameters.items():
+            if len(str(value)) <= _LONGEST_PARAMETER:
+                continue
+            parameters[name] = f"{value[: _LONGEST_PARAMETER - 3]}..."
+            try:
+                mlflow.log_text(value, f"{name}.txt")
+            except Exception as error:  # noqa: BLE001 - no store of artifacts
+                warn(f"MLflow can't keep {name}.txt: {error!r}", IpufitWarning)
+        mlflow.log_params(parameters)
 
     def end_run(self, *, is_failed: bool) -> None:
         """End the run as `FINISHED` or `FAILED`."""

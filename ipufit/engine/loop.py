@@ -719,18 +719,20 @@ class Validations:
         before = HostRandomState(generators) if run.heeds_eviction else None
         sources = [validation.batches.source for validation in self.sets]
         streams = [source for source in sources if isinstance(source, StreamSource)]
-        first_passes = [stream.first_pass() for stream in streams]
+        states = [stream.state_dict() if before else None for stream in streams]
         logs: Logs = {}
         for validation in self.sets:
             validation.prepare(display)
             logs.update(validation.run(hooks, run))
             if before is not None and run.is_evicted:
-                for stream, first_pass in zip(streams, first_passes):
-                    stream.load_state_dict(first_pass, is_due=True)
+                for stream, state in zip(streams, states):
+                    stream.load_state_dict(state, is_due=True)
                 set_random_state(before.tensors(), generators)
                 run.evict()
                 raise EvictedError
             run.directions.update(validation.named(validation.metrics.directions))
+        for stream in streams:
+            stream.count_validated()
         run.validated, run.validated_calls = logs, run.calls
 
 

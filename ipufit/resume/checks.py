@@ -156,7 +156,7 @@ def check_model(
             f"The checkpoint's optimizer has {len(saved['groups'])} parameter groups, "
             f"and this one {len(now['groups'])}. {_SAME_OPTIMIZER}"
         )
-    optimization.check_state(state["updates"], "state.updates")
+    optimization.check_state(state["updates"])
     kinds = [fields({n: like(v) for n, v in group.items()}) for group in now["groups"]]
     check_saved(each_of(kinds), saved["groups"], "state.optimizer.groups")
     if average is not None:
@@ -237,6 +237,7 @@ _RUN = fields(
             "stop_reason": optional(text),
             "validated": dict_of(metric),
             "validated_calls": count,
+            "batches_validated": dict_of(count),
         },
         "data": {
             "seed": whole,
@@ -273,7 +274,8 @@ def check_has_run(checkpoint: files.Checkpoint) -> None:
         )
     run = state["run"]
     if isinstance(run, Mapping):  # earlier versions didn't save all
-        run = {"validated": {}, "validated_calls": 0, **run}
+        later = {"validated": {}, "validated_calls": 0, "batches_validated": {}}
+        run = {**later, **run}
     check_saved(_RUN, {"processes": [], **state, "run": run})
     parts = parts_of(checkpoint)
     if len(parts) != state["plan"]["processes"]:

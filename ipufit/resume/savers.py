@@ -255,6 +255,11 @@ class RunSaver:
         if run.validated_calls and not run.is_epoch_done:
             state["run"]["validated"] = dict(run.validated)
             state["run"]["validated_calls"] = run.validated_calls
+        counts = {
+            name: source.num_validated for name, source in self._validated_streams()
+        }
+        if any(counts.values()):
+            state["run"]["batches_validated"] = counts
         if run.processes.are_several:
             state["processes"] = [
                 {"num_blocks": part.num_blocks, "figures": part.metric_sums}
@@ -272,7 +277,7 @@ class RunSaver:
         tensors.update({f"host/{n}": state for n, state in place.random.items()})
         streams = {TRAINED: place.stream, "validation": None}
         for name, source in self._validated_streams():
-            streams[name] = source.first_pass()
+            streams[name] = source.state_dict()
         num_blocks = dict.fromkeys(streams, 0)
         for name, stream in streams.items():
             if stream is not None:
@@ -362,6 +367,8 @@ class RunSaver:
             streams = {n: s and s.of_other_blocks() for n, s in streams.items()}
         for name, source in self._validated_streams():
             source.load_state_dict(streams.get(name), is_due=True)
+            batches = state["run"].get("batches_validated", {}).get(name, 0)
+            source.skip_validated(batches)
         data, random = state["data"], [under("host/", part.random) for part in parts]
         training.batches.load_state_dict(
             Place(

@@ -29,11 +29,8 @@ from ipufit import (
 )
 from ipufit._tree import Structure, tree_map
 from tests import reference
-from tests.emulator._datasets import preload_fork_server
 from tests.reference import Items, Restartable, Stream
 from tests.strategies import Pair, examples, nestings
-
-preload_fork_server()
 
 # On a machine with one processor.
 pytestmark = [
