@@ -207,6 +207,8 @@ def serve(connection, environment, active_modes):
     os.environ.update(environment)
     modes.enter(active_modes)
     torch.set_num_threads(1)
+    # Data workers of this process are forks of its own server: it imports torch once.
+    multiprocessing.set_forkserver_preload(["ipufit.emulator._dataloader"])
     while True:
         try:
             job = _receive(connection)

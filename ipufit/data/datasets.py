@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 import os
+import reprlib
 import traceback
 import zlib
 from dataclasses import dataclass, field
@@ -504,7 +505,7 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
             structure = SampleStructure.of(parts_of(sample))
             if not structure.num_inputs:
                 raise DataError(
-                    f"Sample 0 of `dataset` holds no numbers: {sample!r:.80}."
+                    f"Sample 0 of `dataset` holds no numbers: {reprlib.repr(sample)}."
                 )
             samples = FlatDataset(dataset, parts_of, structure, "dataset", dense_tensor)
             samples.flat(sample, 0)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import reprlib
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Sequence
 
@@ -188,7 +189,8 @@ def from_arrays(
         DataError: The arrays are empty, hold no numbers or too large ones, or their
             lengths differ.
     """
-    wheres = (f"`{name}`", "`y`", "`sample_weight`")
+    of_set = "" if name == "x" else f" of `{name}`"
+    wheres = (f"`{name}`", f"`y`{of_set}", f"`sample_weight`{of_set}")
     x = arrays.mapped(arrays.column_chooser(columns, wheres[0]), x)
     own_columns: list[Any] = []
     arrays.mapped(lambda v: own_columns.append(arrays.columns_of(v)), x)
@@ -200,7 +202,7 @@ def from_arrays(
         if part == NOTHING and value is None:
             continue
         if not part.num_leaves:
-            raise DataError(f"{where} holds no arrays: it is {str(value)[:80]}.")
+            raise DataError(f"{where} holds no arrays: it is {reprlib.repr(value)}.")
         for leaf in part.flatten(value):
             leaves.append(arrays.checked_tensor(leaf, where))
             if not leaves[-1].dim():

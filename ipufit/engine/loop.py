@@ -279,6 +279,17 @@ class Training:
             self.metrics.stream(*widened_all(cut(outputs, is_taken), taken))
 
 
+@contextlib.contextmanager
+def naming_data(name: str) -> Iterator[None]:
+    """Add the name of validation data to errors of its shapes and values."""
+    try:
+        yield
+    except DataError as error:
+        if name == "x" or name in str(error):
+            raise
+        raise DataError(f"{error} (In `{name}`.)") from error.__cause__
+
+
 @dataclass(eq=False)
 class Inference:
     """The calls of an inference program, for `evaluate` or `predict`.
@@ -543,7 +554,8 @@ class Evaluation(Inference):
 
     def _add_rows(self, program: Inference, call: Call) -> None:
         batch, is_real = call.batch, program.batches.is_real(call)
-        outputs, scalars = program.infer(batch)
+        with naming_data(self.batches.source.name):
+            outputs, scalars = program.infer(batch)
         plan = program.batches.plan_of_samples
         returned = returned_rows(program.options, plan)
         num_rows = plan.samples_per_call if returned is None else returned.numel()
@@ -588,6 +600,7 @@ class Evaluation(Inference):
         outputs, labels = widened_all(map_tensors(Tensor.contiguous, outputs), labels)
         objective = self.metrics.objective
         with contextlib.ExitStack() as stack:
+            stack.enter_context(naming_data(self.batches.source.name))
             stack.enter_context(torch.no_grad())
             for loss in objective.modules:
                 stack.enter_context(mode(loss, training=False))
@@ -656,7 +669,8 @@ class Validations:
     def prepare(self, display: ProgressDisplay) -> None:
         """Compile the programs, or take those that are kept."""
         for validation in self.sets:
-            validation.prepare(display)
+            with naming_data(validation.batches.source.name):
+                validation.prepare(display)
 
     def close(self) -> None:
         """End the loading of all data."""

@@ -764,6 +764,7 @@ class Executors:
         After each of these but the last, the host may have changed the weights. So the
         next call of each program compares, and copies them to the device if they differ
         (`_refresh`). PopTorch copies them itself when a program is attached.
+        (`begin_alike` and `share_buffers` copy them from process 0 to other processes.)
         `docs/concepts/calls.md` counts the copies that each method makes.
         """
         with span("weights"):

@@ -1060,6 +1060,13 @@ class Step(torch.nn.Module):
                     "for an encoder, one number for each pair of tokens for GPT-2."
                 ) from error
             raise
+        except AssertionError as error:
+            if "CUDA" not in str(error):
+                raise
+            raise UnsupportedError(
+                f"{error}: the model runs on IPUs, and its tensors are there. Leave "
+                ".cuda() and .to('cuda') out; x.device is the device of x."
+            ) from error
         except (TypeError, AttributeError) as error:
             if not self._targets_hint:
                 raise

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from ipufit import checkpoint as files
 from ipufit._arguments import (
@@ -22,6 +23,7 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import IPUConfig
+from ipufit.data.arrays import ArrayDataset
 from ipufit.data.datasets import Source
 from ipufit.data.streams import StreamSource
 from ipufit.distributed import Processes
@@ -284,14 +286,15 @@ def common_samples(source: Source) -> int | None:
 def require_targets(
     source: Source, objective: Objective, name: str, purpose: str
 ) -> None:
-    """Refuse samples without targets if a loss or metric needs them.
+    """Refuse samples without the targets that losses and metrics need.
 
     Raises:
-        DataError: Targets are missing.
+        DataError: Targets are missing, or a binary loss can't take them.
         UnsupportedError: There are weights, and the module returns its own loss.
     """
     if not objective.owns_loss:
         source.require_targets(name, purpose)
+        _refuse_no_labels(source, objective, name)
     elif objective.metrics:
         source.require_targets(name, "compute metrics")
     is_of_module = objective.owns_loss and objective.steps is None
@@ -301,6 +304,35 @@ def require_targets(
             "which samples can't be told apart. Give the weights to the module as an "
             "input, or compile() with a loss."
         )
+
+
+def _refuse_no_labels(source: Source, objective: Objective, name: str) -> None:
+    """Refuse targets in memory that are far from the 0s and 1s of a binary loss.
+
+    Shares and noisy labels, such as 1.2, are taken. Samples with weights may have any
+    targets, because a weight of 0 leaves them out.
+
+    Raises:
+        DataError: A target is below -1, or 2 or more.
+    """
+    structure, data = source.structure, source.dataset
+    if structure.has_weights or not isinstance(data, ArrayDataset):
+        return
+    targets = structure.targets.rebuild(data.tensors[structure.num_inputs :])
+    for key, loss in objective.losses:
+        part = targets.get(key) if isinstance(targets, dict) else targets
+        if not (loss.is_binary and isinstance(part, Tensor)):
+            continue
+        values = part if data.rows is None else part[data.rows]
+        is_odd = values.lt(-1).logical_or(values.ge(2))
+        if is_odd.any():
+            row, *_ = is_odd.nonzero()[0].tolist()
+            raise DataError(
+                f"The loss {loss.name!r} takes targets of 0 and 1, and a target of "
+                f"`{name}` is {float(values[is_odd][0]):g}, in row {row}. For classes "
+                "use 'cross_entropy', with an output for each; targets that don't "
+                "count need a sample_weight of 0 each."
+            )
 
 
 def names_in_logs(

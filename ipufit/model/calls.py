@@ -27,7 +27,7 @@ from ipufit.data.sources import as_source, example_of, num_trained_on
 from ipufit.data.structure import SampleStructure
 from ipufit.distributed import Processes, warn_in_first_process
 from ipufit.engine.host_calls import HostProgram, OutputSize, give_shapes
-from ipufit.engine.loop import Evaluation, Inference, Training
+from ipufit.engine.loop import Evaluation, Inference, Training, naming_data
 from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import Computation
 from ipufit.engine.program import Executors, gradient_anchors
@@ -595,10 +595,35 @@ class CallPlanner:
                 training,
                 beside=[other for other in sources.values() if other is not source],
             )
-            validation = self.evaluation(source, arguments)
+            with naming_data(source.name):
+                validation = self.evaluation(source, arguments)
             validation.prefix = f"{name}_" if name else ""
             planned.append(validation)
         return planned
+
+    def refuse_unfit_labels(self, source: Source, trained: Source) -> None:
+        """Refuse labels of validation data of shapes that the losses can't take.
+
+        Args:
+            source: The validation data.
+            trained: The data of training, whose labels are checked in the trace.
+
+        Raises:
+            DataError: The losses and metrics take the labels of training alone.
+        """
+        objective = self.require_compiled().objective
+        if objective.owns_loss or source.structure.rows is not None:
+            return
+        programs, forms = [], []
+        for data in (source, trained):
+            structure, example = data.structure, data.example(2)
+            programs.append(
+                HostProgram(self.module, Computation(False), structure, example)
+            )
+            labels = example[structure.num_inputs :]
+            forms.append([(t.shape[1:], t.dtype) for t in labels])
+        if forms[0] != forms[1]:
+            programs[0].refuse_unfit_labels(objective, programs[1], source.name)
 
     def prediction(self, source: Source, arguments: InferenceArguments) -> Inference:
         """Plan a prediction.

@@ -90,6 +90,8 @@ def plan_fit(
         training.plan,
         arguments.callbacks,
     )
+    for set_ in validated.values():
+        planner.refuse_unfit_labels(set_, source)
     optimization = training.optimization
     of_run = {
         "shuffle": arguments.shuffle,

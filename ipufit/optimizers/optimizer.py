@@ -1079,18 +1079,17 @@ class Optimization:
             state["schedules"] = {name: rates.state_dict() for name, rates in others}
         return state
 
-    def check_state(self, state: Mapping[str, Any], where: str) -> None:
+    def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state of other schedules; change nothing.
 
         Args:
             state: From `state_dict`; `num_updates` and `rates` are known to be there.
-            where: Name of the state in error messages.
 
         Raises:
             ConfigError: The state is of other schedules.
             DamagedCheckpointError: No schedule has such a state.
         """
-        schedules = state.get("schedules", {})
+        schedules, where = state.get("schedules", {}), "state.updates"
         check_saved(dict_of(dict_of(anything)), schedules, f"{where}.schedules")
         names = [
             (set(rates), set(inner) if isinstance(inner, dict) else set())

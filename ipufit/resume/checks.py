@@ -156,7 +156,7 @@ def check_model(
             f"The checkpoint's optimizer has {len(saved['groups'])} parameter groups, "
             f"and this one {len(now['groups'])}. {_SAME_OPTIMIZER}"
         )
-    optimization.check_state(state["updates"], "state.updates")
+    optimization.check_state(state["updates"])
     kinds = [fields({n: like(v) for n, v in group.items()}) for group in now["groups"]]
     check_saved(each_of(kinds), saved["groups"], "state.optimizer.groups")
     if average is not None:

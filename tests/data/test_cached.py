@@ -29,12 +29,9 @@ from ipufit.data.random_state import random_state
 from ipufit.data.sources import as_source
 from ipufit.errors import IpufitWarning
 from tests import reference
-from tests.emulator._datasets import preload_fork_server
 from tests.files.samples import same_tensors
 from tests.reference import Items
 from tests.strategies import nestings
-
-preload_fork_server()
 
 # On a machine with one processor.
 pytestmark = pytest.mark.filterwarnings(

@@ -11,10 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ipufit import IPUConfig, IPUModel, LambdaCallback
-from tests.emulator._datasets import preload_fork_server
 from tests.reference import compiled
-
-preload_fork_server()
 
 
 class Drawing(Dataset):

@@ -18,9 +18,7 @@ from ipufit.data.loaders import IterableRows
 from ipufit.data.sources import as_source
 from tests import reference
 from tests.data.test_division import options_for
-from tests.emulator._datasets import preload_fork_server
 
-preload_fork_server()
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What tests send to background processes: it must be importable there."""
 
-import multiprocessing
 import os
 import time
 
@@ -9,14 +8,6 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ipufit.emulator._utils import ICustomArgParser
-
-
-def preload_fork_server():
-    """Import torch once in the fork server, not in each process it forks.
-
-    It has no effect if the server runs already; then tests are only slower.
-    """
-    multiprocessing.set_forkserver_preload(["ipufit.emulator._dataloader"])
 
 
 class Pair:

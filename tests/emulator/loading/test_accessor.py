@@ -29,7 +29,6 @@ from tests.emulator._datasets import (
     PairParser,
     Scripted,
     Stuck,
-    preload_fork_server,
 )
 from tests.interpreters import run_python
 
@@ -41,11 +40,6 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 
 SERVED = [one for one in SharingStrategy if one != SharingStrategy.Fork]
 """Their processes import torch anew, where other tests haven't begun a server."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_start():
-    preload_fork_server()
 
 
 @pytest.fixture

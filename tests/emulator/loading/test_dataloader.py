@@ -27,7 +27,6 @@ from tests.emulator._datasets import (
     Pair,
     PairParser,
     keep_shares,
-    preload_fork_server,
 )
 from tests.strategies import examples
 
@@ -36,11 +35,6 @@ pytestmark = pytest.mark.floor
 FORK = {"sharing_strategy": SharingStrategy.Fork}
 MODES = list(DataLoaderMode)
 FEW_PROCESSORS = pytest.mark.filterwarnings("ignore:This DataLoader will create 2")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_start():
-    preload_fork_server()
 
 
 @pytest.fixture
