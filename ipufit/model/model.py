@@ -1255,7 +1255,8 @@ class IPUModel:
 
         Returns:
             The summary, with `total_parameters` and `num_ipus`, the IPUs of all
-            replicas. `print` shows it once more.
+            replicas. `print` shows it once more. A line of Python's console shows what
+            it returns, so there nothing is printed.
 
         Example:
             >>> from ipufit import IPUConfig, IPUModel
@@ -1265,11 +1266,13 @@ class IPUModel:
                         Sequential...
             4
         """
-        from .summary import summarize_inputs  # few processes ask for it
+        # few processes ask for it
+        from .summary import is_shown_by_console, summarize_inputs
 
         self._executors.fetch_weights()
         summary = summarize_inputs(self._planner, x)
-        say(str(summary))
+        if not is_shown_by_console():
+            say(str(summary))
         return summary
 
     def reset_metrics(self) -> None:

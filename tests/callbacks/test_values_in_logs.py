@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from ipufit import ConfigError, IPUModel, Metric, StreamedMetric
+from ipufit import ConfigError, IPUModel, Metric, StreamedMetric, UnsupportedError
 from ipufit.callbacks import (
+    BackupAndRestore,
     Callback,
     CSVLogger,
     EarlyStopping,
+    LambdaCallback,
     MLflowLogger,
     ModelCheckpoint,
     ReduceLROnPlateau,
@@ -133,6 +135,17 @@ def test_a_history_shows_them():
     html = history._repr_html_()
     assert "<td>warm-up &lt;b&gt;</td>" in html
     assert "<td>[0.5 1. ]</td>" in html
+
+
+@pytest.mark.parametrize("value", [np.array(["a", "b"]), np.array([None]), 1j, {1, 2}])
+def test_what_no_checkpoint_can_hold_is_named(value, tmp_path):
+    def add(epoch, logs):
+        logs["odd"] = value
+
+    callbacks = [LambdaCallback(on_epoch_end=add), BackupAndRestore(tmp_path / "run")]
+    words = rf"\['history'\]\['odd'\]\[0\] is a .*{type(value).__name__}, which JSON"
+    with pytest.raises(UnsupportedError, match=words):
+        fit(callbacks)
 
 
 def test_a_history_draws_the_numbers():
