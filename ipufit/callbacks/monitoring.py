@@ -354,7 +354,7 @@ class OptunaPruning(MonitorCallback):
 
     Raises:
         ConfigError: If Optuna isn't installed. When `fit` begins, if the run has no
-            such metric.
+            such metric, or the study the other direction.
         optuna.TrialPruned: At the end of a `fit` whose trial is pruned.
 
     Example:
@@ -379,6 +379,18 @@ class OptunaPruning(MonitorCallback):
         if self.run.processes.is_first and not hasattr(self.trial, "should_prune"):
             words = "the trial of the study; None is for the other processes"
             refuse("trial", self.trial, words, "OptunaPruning")
+        study = getattr(self.trial, "study", None)  # FixedTrial has no study
+        better = direction_of(self.monitor, self.run.directions)
+        if study is None or better is None:
+            return
+        direction = study.direction.name.lower()
+        if not direction.startswith(better):
+            raise ConfigError(
+                f"OptunaPruning(monitor={self.monitor!r}): the study has the direction "
+                f"{direction!r} and would prune its best trials, as {better} is better "
+                "for this metric. Monitor the metric that the objective returns, or "
+                f"create_study(direction='{better}imize')."
+            )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         """Report the metric, and stop the run if the trial is pruned."""

@@ -143,3 +143,9 @@ def pruned_in_processes():
 def test_all_processes_end_when_the_first_one_s_trial_is_pruned(pool):
     reason = "Trial was pruned at epoch 3."
     assert pool.run(pruned_in_processes) == [(reason, [0, 1, 2]), (reason, None)]
+
+
+def test_a_study_of_the_other_direction_is_refused():
+    maximizing = optuna.create_study(direction="maximize")
+    with pytest.raises(ConfigError, match="'maximize' and would prune its best"):
+        fit(maximizing.ask())
