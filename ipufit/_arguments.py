@@ -14,7 +14,7 @@ import operator
 import os
 import sys
 from dataclasses import fields, is_dataclass
-from typing import Any, Callable, Collection, Mapping, NoReturn
+from typing import TYPE_CHECKING, Any, Callable, Collection, Mapping, NoReturn
 
 import numpy as np
 
@@ -70,6 +70,18 @@ class ArgumentRepr:
             constructor = suggesting(_keeping_arguments(cls.__init__))
             cls.__init__ = constructor  # type: ignore[method-assign]
 
+    if not TYPE_CHECKING:  # which would take it for all attributes
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise Python's error, with what to do about a skipped constructor."""
+            try:  # again, since the error may be that of a property
+                object.__getattribute__(self, name)
+            except AttributeError as error:
+                advice = skipped_constructor(type(self))
+                if not advice or advice in str(error):
+                    raise
+                raise AttributeError(f"{error}{advice}") from None
+
     def __repr__(self) -> str:
         """Return the call that makes the object, without defaults."""
         arguments = self._arguments
@@ -82,6 +94,28 @@ class ArgumentRepr:
             values = {n: getattr(self, n) for n in names if n in signature.parameters}
             arguments = _as_in_call(signature, values, repr)
         return f"{type(self).__name__}({arguments})"
+
+
+def skipped_constructor(kind: type) -> str:
+    """Return advice for a user's class whose constructor doesn't call its base's.
+
+    Example:
+        >>> class Mine(ArgumentRepr):
+        ...     __module__ = "mine"
+        ...     def __init__(self):
+        ...         self.count = 0
+        >>> skipped_constructor(Mine)
+        '. Let Mine.__init__ call super().__init__() first.'
+    """
+    for users in kind.__mro__:
+        if users.__module__.startswith("ipufit."):
+            break
+        if "__init__" not in vars(users):
+            continue
+        code = inspect.unwrap(vars(users)["__init__"]).__code__
+        if "__init__" not in code.co_names:
+            return f". Let {users.__name__}.__init__ call super().__init__() first."
+    return ""
 
 
 def _keeping_arguments(constructor: Callable[..., None]) -> Callable[..., None]:
@@ -154,6 +188,21 @@ def is_number(
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
+def number_in(value: Any) -> float | None:
+    """Return a value as Python's number; None if it isn't a single number.
+
+    Args:
+        value: Any value. Tensors and arrays of one number count.
+
+    Example:
+        >>> number_in(np.float32([0.5])), number_in(np.zeros(2)), number_in("warm-up")
+        (0.5, None, None)
+    """
+    if math.prod(getattr(value, "shape", ())) == 1 and hasattr(value, "item"):
+        value = value.item()
+    return value if isinstance(value, (int, float)) else None
+
+
 def check_number(
     name: str,
     value: Any,
@@ -190,7 +239,11 @@ def check_number(
         ipufit.errors.ConfigError: Optimizer('sgd') has momentum=2: use a number of ...
     """
     is_of_kind = is_number(value, is_whole=is_whole, allows_numpy=allows_numpy)
-    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.generic):
+        if not is_of_kind and is_number(value, is_whole=is_whole, allows_numpy=True):
+            kind = type(value).__name__
+            refuse(name, value, f"Python's number, as .item() of {kind} gives", of)
+        value = value.item()
     largest: float = _LARGEST
     if not is_whole:
         largest = LARGEST_FLOAT32 if is_finite else math.inf
@@ -217,14 +270,14 @@ def check_number(
     refuse(name, value, f"{kind} {words}".rstrip() + end * is_beyond, of)
 
 
-def check_whole(name: str, value: Any, *, least: int = 0, of: str = "") -> None:
+def check_integer(name: str, value: Any, *, least: int = 0, of: str = "") -> None:
     """Refuse a value that isn't a whole number of `least` or more, of 64 bits.
 
     Raises:
         ConfigError: `value` is something else.
 
     Example:
-        >>> check_whole("replicas", 0, least=1)
+        >>> check_integer("replicas", 0, least=1)
         Traceback (most recent call last):
         ipufit.errors.ConfigError: replicas=0: use a whole number of 1 or more.
     """

@@ -35,10 +35,10 @@ def axes_for(
     Raises:
         ConfigError: matplotlib isn't installed.
     """
-    pyplot = need("matplotlib.pyplot", who, "ipufit[plot]")
     if axes is not None:
         flat: Any = getattr(axes, "flat", axes)  # `subplots` gives an array
         return [axes] if hasattr(axes, "plot") else list(flat)
+    pyplot = need("matplotlib.pyplot", who, "ipufit[plot]")
     columns = min(count, 3)
     rows = math.ceil(count / columns)
     figure, grid = pyplot.subplots(

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Callable, Mapping, NamedTuple
 
-from ._arguments import check_whole
+from ._arguments import check_integer
 from .errors import ConfigError
 
 MOST_IPUS = 64
@@ -232,7 +232,7 @@ def derive_plan(
         ("gradient_accumulation", gradient_accumulation),
     ):
         if value is not None:
-            check_whole(name, value, least=1)
+            check_integer(name, value, least=1)
     if gradient_accumulation is not None and gradient_accumulation < least:
         raise ConfigError(
             f"gradient_accumulation={gradient_accumulation} is too small for a "

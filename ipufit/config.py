@@ -23,8 +23,8 @@ from ._arguments import (
     check_choice,
     check_function,
     check_instance,
+    check_integer,
     check_number,
-    check_whole,
     is_number,
     refuse,
     shown,
@@ -199,7 +199,7 @@ def _check_inference(name: str, value: Any) -> None:
         )
 
 
-_COUNT = partial(check_whole, least=1)
+_COUNT = partial(check_integer, least=1)
 _PARTIALS = {None: None, "half": torch.half, "float": torch.float}
 _OPTIONS = partial(check_instance, kind=poptorch.Options)
 _LOCATION = "TensorLocations.setOptimizerLocation"
@@ -379,9 +379,9 @@ class IPUConfig(ArgumentRepr):
     )
     prefetch_depth: int | None = _field(_COUNT, "_Popart.defaultPrefetchBufferingDepth")
     seed: int | None = _field(_check_seed, "randomSeed", inference=False)
-    process_id: int | None = _field(check_whole)
+    process_id: int | None = _field(check_integer)
     num_processes: int | None = _field(_COUNT)
-    num_workers: int = _field(check_whole, default=0)
+    num_workers: int = _field(check_integer, default=0)
     loader_mode: str = _field(
         _one_of("sync", "async", "async_rebatched"), default="sync"
     )

@@ -16,17 +16,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import multiprocessing
 import os
 import pickle
 import re
+import signal
+import sys
 import threading
 import time
+import traceback
 import zlib
 from collections import deque
 from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Iterator, Sequence, TypeVar
 
 import torch
@@ -134,12 +139,35 @@ def get_process_info() -> ProcessInfo:
         if told is not None and told[2] == _launched_in_words():
             return ProcessInfo(told[0], told[1], told[0], "config")
     info = _launched()
+    if info.launcher == "torchrun" and sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print_once
     if has_group() and not info.launcher:
         info = ProcessInfo(dist.get_rank(), dist.get_world_size(), launcher="group")
         _tell_children(info)
     elif not is_child:
         _tell_children(None)  # clears the value of another script or an ended group
     return info
+
+
+def _print_once(kind: type[Any], error: BaseException, trace: Any) -> None:
+    """Print the error that ends this process, unless another has printed the same.
+
+    The processes that torchrun starts on a host have folders in a common one. The first
+    that can make a file with the name of the error prints.
+    """
+    lines = traceback.format_exception(kind, error, trace)
+    name = f"ipufit-{hashlib.sha256(''.join(lines).encode()).hexdigest()}"
+    of_process = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    # torchrun ends the others as soon as a process has failed, silent or not.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        Path(of_process).parent.with_name(name).touch(exist_ok=False)
+    except FileExistsError:
+        return
+    except (OSError, ValueError):  # torchrun of another version, or a full disk
+        pass
+    sys.__excepthook__(kind, error, trace)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def warn_in_first_process(text: str, category: type[Warning]) -> None:

@@ -297,10 +297,16 @@ _PRINTED_FRAME = re.compile(r'  File "([^"]+)", line .*\n(?:    .*\n)*')
 
 def warn(text: str, category: type[Warning]) -> None:
     """Warn at the user's line that led to the warning."""
-    level, frame = 2, sys._getframe(1)
+    _, level = users_frame()
+    warnings.warn(printable(text), category, stacklevel=level)
+
+
+def users_frame() -> tuple[FrameType, int]:
+    """Return the frame of the user's line, and its `stacklevel` for the caller."""
+    level, frame = 2, sys._getframe(2)
     while frame.f_back is not None and _package(frame) in _NO_PLACE:
         level, frame = level + 1, frame.f_back
-    warnings.warn(printable(text), category, stacklevel=level)
+    return frame, level
 
 
 def _package(frame: FrameType) -> str:

@@ -16,7 +16,7 @@ import inspect
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType
-from typing import Any, Callable, Mapping, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Union
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -30,6 +30,7 @@ from ipufit.errors import (
     UnknownNameError,
     UnsupportedError,
     refuse_foreign,
+    unknown_attribute,
 )
 from ipufit.metrics.base import (
     IGNORED_INDEX,
@@ -510,7 +511,7 @@ def _classes_second(values: Tensor) -> Tensor:
     return values if values.dim() < 3 else values.movedim(-1, 1)
 
 
-def _reduced(function: Callable[[Tensor, Tensor], Tensor]) -> ReducedLoss:
+def _reduce(function: Callable[[Tensor, Tensor], Tensor]) -> ReducedLoss:
     """Add a reduction to a function that returns one value per sample or element."""
 
     def loss(outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
@@ -681,7 +682,7 @@ _NAMED = (
     ),
     _NamedLoss(
         "binary_focal_crossentropy",
-        _reduced(binary_focal_crossentropy),
+        _reduce(binary_focal_crossentropy),
         _BINARY,
         means_probabilities="binaryfocalcrossentropy",
     ),
@@ -693,12 +694,12 @@ _NAMED = (
     ),
     _NamedLoss(
         "categorical_focal_crossentropy",
-        _reduced(categorical_focal_crossentropy),
+        _reduce(categorical_focal_crossentropy),
         {"class_axis": -1},
         means_probabilities="categoricalfocalcrossentropy",
     ),
-    _NamedLoss("categorical_hinge", _reduced(categorical_hinge), {"class_axis": -1}),
-    _NamedLoss("cosine_similarity", _reduced(_opposite_direction)),
+    _NamedLoss("categorical_hinge", _reduce(categorical_hinge), {"class_axis": -1}),
+    _NamedLoss("cosine_similarity", _reduce(_opposite_direction)),
     _NamedLoss(
         "cross_entropy",
         _cross_entropy,
@@ -707,26 +708,26 @@ _NAMED = (
     ),
     _NamedLoss(
         "dice tversky",
-        _reduced(tversky),
+        _reduce(tversky),
         _BINARY,
         means_probabilities="dice tversky",
     ),
-    _NamedLoss("hinge", _reduced(hinge), _BINARY),
+    _NamedLoss("hinge", _reduce(hinge), _BINARY),
     _NamedLoss("huber smooth_l1", _per_element(F.smooth_l1_loss)),
     _NamedLoss(
         "kl_div kl_divergence",
-        _reduced(kl_divergence),
+        _reduce(kl_divergence),
         aliases="kld kullback_leibler_divergence",
         means_probabilities="kld kldivergence kullbackleiblerdivergence",
     ),
     _NamedLoss("l1 mae mean_absolute_error", _per_element(F.l1_loss)),
-    _NamedLoss("log_cosh", _reduced(log_cosh_error)),
+    _NamedLoss("log_cosh", _reduce(log_cosh_error)),
     _NamedLoss(
-        "mape mean_absolute_percentage_error", _reduced(absolute_percentage_error)
+        "mape mean_absolute_percentage_error", _reduce(absolute_percentage_error)
     ),
     _NamedLoss("mean_squared_error mse", _per_element(F.mse_loss)),
     _NamedLoss(
-        "mean_squared_logarithmic_error msle", _reduced(squared_logarithmic_error)
+        "mean_squared_logarithmic_error msle", _reduce(squared_logarithmic_error)
     ),
     _NamedLoss(
         "nll nll_loss", _nll, _over_classes(1, _uniform_loss_of_log_probabilities)
@@ -738,10 +739,14 @@ _NAMED = (
         _over_classes(-1, _uniform_loss_of_last_logits),
         means_probabilities="sparsecategoricalcrossentropy",
     ),
-    _NamedLoss("squared_hinge", _reduced(squared_hinge), _BINARY),
+    _NamedLoss("squared_hinge", _reduce(squared_hinge), _BINARY),
 )
 
 _OF_ROWS: Mapping[str, Any] = {"is_of_rows": True}
+TO_PROBABILITIES = (
+    "end the module in a sigmoid; or in none, with loss='bce', which is safer"
+)
+"""What to do if the outputs aren't the probabilities that BCELoss takes."""
 _OF_PROBABILITIES = {**_BINARY, "takes_probabilities": True}
 _OF_TORCH: dict[Any, Mapping[str, Any]] = {
     F.binary_cross_entropy: _OF_PROBABILITIES,
@@ -1109,3 +1114,10 @@ def smoothed(loss: Loss, amount: float) -> Loss:
     each = _SmoothedLoss(loss.each, loss.of_all_classes, amount, loss.ignore_index)
     function = _SumLoss(each) if loss.is_sum else each
     return replace(loss, function=function, each=each)
+
+
+if not TYPE_CHECKING:  # checkers find unknown names by themselves
+
+    def __getattr__(name: str) -> Any:
+        way = f'compile(loss="{name}")' if _key(name) in _BY_KEY else ""
+        raise unknown_attribute(f"module {__name__!r}", "loss", name, globals(), way)

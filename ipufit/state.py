@@ -79,6 +79,7 @@ class RunState:
             name without `val_`. Empty until a program was traced.
         names: Names of the metrics in the logs of an epoch of `fit`; None if they
             aren't known, since callbacks may add others.
+        matrices: Names of the metrics in the logs whose values aren't single numbers.
         calls: Number of calls made in this epoch.
         logs: Metrics of the last complete epoch.
         is_epoch_done: Whether the epoch's last hooks were called.
@@ -116,6 +117,7 @@ class RunState:
     plan: Any = field(default=None, repr=False)
     directions: dict[str, str] = field(default_factory=dict)
     names: set[str] | None = None
+    matrices: set[str] = field(default_factory=set)
     calls: int = 0
     logs: Logs = field(default_factory=dict)
     is_epoch_done: bool = False

@@ -20,6 +20,7 @@ FOLDER = DOCS.parent / "examples"
 PAGES = DOCS / "examples"
 ROW = re.compile(r"^\| \[(\w+)\.py\]\(\w+\.py\) \| (.+?) \|.*$", re.M)
 SECTION = re.compile(r"^### (\w+)\n\n(.+?)(?=^##|\Z)", re.M | re.S)
+GROUP = re.compile(r"^## ([^\n]+)\n\n(###.+?)(?=^## |\Z)", re.M | re.S)
 CARD = """\
 :::{{grid-item-card}} {name}
 :link: examples/{name}
@@ -41,7 +42,7 @@ def gallery(readme: str) -> str:
         return f"## {section[1]}\n\n::::{{grid}} 1 2 3 3\n:gutter: 3\n\n{cards}::::\n"
 
     page = re.sub(r"(?:^\|.*\n)+\n", "", readme, flags=re.M)
-    page = re.sub(r"^## (.+)\n\n(###.+?)(?=^## |\Z)", grid, page, flags=re.M | re.S)
+    page = GROUP.sub(grid, page)
     pages = "\n".join(f"examples/{name}" for name in titles)
     tree = f"```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
     return f"{with_links(page, FOLDER, DOCS)}\n{tree}"

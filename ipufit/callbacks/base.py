@@ -28,6 +28,7 @@ from ipufit._arguments import (
     check_function,
     check_number,
     is_number,
+    number_in,
     refuse,
     shown,
 )
@@ -114,6 +115,11 @@ class Callback(ArgumentRepr):
     def params(self) -> dict[str, Any]:
         """Keras's parameters of the run: `verbose`, `epochs`, `steps`."""
         return self.run.params
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the model and the run out of copies and pickles: a `fit` sets both."""
+        left_out = "model", "run"
+        return {n: value for n, value in vars(self).items() if n not in left_out}
 
     def set_model(self, model: Any) -> None:
         """Receive the model, before a run."""
@@ -708,14 +714,15 @@ def copied(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def numbers_in(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics that are single numbers, without confusion matrices.
+def numbers_in(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are single numbers, without matrices and texts.
 
     Example:
         >>> numbers_in({"loss": 0.5, "confusion_matrix": [[3.0, 1.0], [0.0, 4.0]]})
         {'loss': 0.5}
     """
-    return {name: v for name, v in logs.items() if not isinstance(v, list)}
+    numbers = {name: number_in(value) for name, value in logs.items()}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def say(message: str) -> None:

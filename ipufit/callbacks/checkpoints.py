@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Any, ClassVar, Mapping
 
-from ipufit._arguments import check_flags, check_whole
+from ipufit._arguments import check_flags, check_integer
 from ipufit._files import as_path, file_errors
 from ipufit._kinds import Kind, count, number, optional, whole
 from ipufit.checkpoint import (
@@ -30,7 +30,7 @@ from ipufit.errors import (
 )
 from ipufit.state import EVICTED, RESUMES
 
-from .base import Callback, check_frequency
+from .base import Callback, check_frequency, numbers_in
 from .monitoring import MonitorCallback, direction_of
 
 _OTHER_SUFFIX = re.compile(r"[^.{/]\.[A-Za-z][A-Za-z0-9]*/?$")
@@ -243,7 +243,7 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
         return self.save_best_only and super().needs_metric
 
     def _known_fields(self) -> dict[str, float]:
-        names = {*(self.run.names or ())}
+        names = {*(self.run.names or ())} - self.run.matrices
         if "{learning_rate" in self.filepath:  # another callback may add it
             names.add("learning_rate")
         if self.save_freq == "epoch":
@@ -324,6 +324,8 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
         self.say(f"\nEpoch {epoch + 1}: finished saving model to {path}")
 
     def _path(self, fields: dict[str, Any]) -> str:
+        texts = {name: v for name, v in fields.items() if isinstance(v, str)}
+        fields = {**texts, **numbers_in(fields)}
         try:
             return _FieldNames().vformat(self.filepath, (), fields)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
@@ -456,7 +458,7 @@ def _is_weights_path(filepath: str, weights_only: bool | None) -> bool:
 
 
 def _check_keep(keep: Any, filepath: str, is_of_weights: bool) -> None:
-    check_whole("keep", keep, least=1, of="ModelCheckpoint")
+    check_integer("keep", keep, least=1, of="ModelCheckpoint")
     if is_of_weights or "{" in filepath:
         raise ConfigError(
             f"keep={keep} makes filepath={filepath!r} a directory of checkpoints: it "

@@ -6,11 +6,12 @@ from __future__ import annotations
 from html import escape
 from typing import Any, ClassVar, Mapping, NoReturn, Sequence
 
+from ipufit._arguments import number_in
 from ipufit._kinds import Kind, anything, count, dict_of, list_of, text
 from ipufit._plots import Axes, Figure, axes_for, draw_confusion
 from ipufit.errors import ConfigError, UnknownNameError, UnsupportedError
 
-from .base import Callback
+from .base import Callback, numbers_in
 
 
 class History(Callback):
@@ -51,11 +52,8 @@ class History(Callback):
 
     def __repr__(self) -> str:
         """Describe the number of epochs and the last metrics."""
-        last = [
-            f"{name} {values[-1]:.4g}"
-            for name, values in sorted(self.history.items())
-            if values and isinstance(values[-1], (int, float))
-        ]
+        values = {name: of[-1] for name, of in sorted(self.history.items()) if of}
+        last = [f"{name} {v:.4g}" for name, v in numbers_in(values).items()]
         plural = "" if len(self.epoch) == 1 else "s"
         return f"<History: {', '.join([f'{len(self.epoch)} epoch{plural}', *last])}>"
 
@@ -66,7 +64,7 @@ class History(Callback):
         rows = ["".join(f"<th>{escape(name)}</th>" for name in ("epoch", *names))]
         for epoch in self.epoch:
             figures = (values[name].get(epoch) for name in names)
-            cells = (f"{v:.4g}" if isinstance(v, float) else v or "" for v in figures)
+            cells = map(_cell, figures)
             rows.append("".join(f"<td>{cell}</td>" for cell in (epoch + 1, *cells)))
         return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
@@ -153,7 +151,7 @@ class History(Callback):
         return all_axes[0].figure
 
     def _names_to_draw(self, names: str | Sequence[str] | None) -> list[str]:
-        """Return the names to draw: the argument, or all names without `val_`."""
+        """Return the names to draw: the argument, or all numbers without `val_`."""
         if not self.history:
             raise ConfigError(
                 "There is nothing to draw: this history has no epoch. Call plot() "
@@ -162,7 +160,8 @@ class History(Callback):
         if names is None:
             return [
                 name
-                for name in self.history
+                for name, values in self.history.items()
+                if number_in(values[-1]) is not None or isinstance(values[-1], list)
                 if self._axes_and_label(name)[0] == name
                 and name.partition("/")[0] not in self.history.keys() - {name}
             ]
@@ -204,3 +203,11 @@ class History(Callback):
     def _has_matrices(self, name: str) -> bool:
         last = self.history[name][-1]
         return isinstance(last, list) and all(isinstance(row, list) for row in last)
+
+
+def _cell(value: Any) -> str:
+    """Format a value for a table; None is empty."""
+    number = number_in(value)
+    if number is not None:
+        return f"{number:.4g}" if isinstance(number, float) else f"{number}"
+    return "" if value is None else escape(str(value))

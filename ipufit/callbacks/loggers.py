@@ -12,8 +12,9 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any, Callable, ClassVar, Iterable, Iterator, Mapping
 
 import numpy as np
+import torch
 
-from ipufit._arguments import check_flags, check_whole, refuse
+from ipufit._arguments import check_flags, check_integer, refuse
 from ipufit._files import as_path, file_errors, open_regular
 from ipufit._kinds import Kind, count, list_of, optional, text
 from ipufit._lazy import need
@@ -69,10 +70,15 @@ _TEXTS = ("config", "plan")
 """Hyperparameters that are texts of several lines."""
 
 
+_LONGEST_PARAMETER = 250
+"""Characters of a parameter that MLflow's servers before 1.28 take; later 500, 6000."""
+
+
 class FigureLogger(Callback):
     """Base of callbacks that log the metrics of epochs, and of calls on request.
 
-    Metrics that aren't single numbers, such as a confusion matrix, are left out.
+    Values that aren't single numbers, such as a confusion matrix or a text, are left
+    out.
     Subclasses define `write(group, logs, step)`. The group is `"epoch"`, with the index
     of the epoch as the step, or `"batch"`, with the metrics of the epoch so far and the
     number of updates.
@@ -96,7 +102,7 @@ class FigureLogger(Callback):
 
     def __init__(self, update_freq: int | str, histogram_freq: int = 0) -> None:
         check_frequency(self, "update_freq", update_freq, "epoch", "batch")
-        check_whole("histogram_freq", histogram_freq, of=type(self).__name__)
+        check_integer("histogram_freq", histogram_freq, of=type(self).__name__)
         self.update_freq = update_freq
         self.histogram_freq = histogram_freq
         self.updates = 0
@@ -150,10 +156,10 @@ class RunLogger(FigureLogger):
     """Base of loggers for services with runs: join the active run, or begin a run.
 
     A run that the logger begins ends with `fit`, as failed if `fit` raised. A resumed
-    `fit` continues it. Subclasses define `active_run()`, which returns the service's
-    active run or None; `begin_run()`, which begins a run, or continues the run of
-    `run_id`; `write_settings(settings)`, which keeps the values that the run has; and
-    `end_run(is_failed=)`.
+    `fit` continues it. Subclasses define `service`, the name of its package;
+    `active_run()`, which returns the service's active run or None; `begin_run()`, which
+    begins a run, or continues the run of `run_id`; `write_settings(settings)`, which
+    keeps the values that the run has; and `end_run(is_failed=)`.
 
     Args:
         arguments: Arguments for the service's function that begins a run.
@@ -162,6 +168,7 @@ class RunLogger(FigureLogger):
         run_id: Id of the run that the logger began; None if it began none.
     """
 
+    service: ClassVar[str]
     saved_attributes: ClassVar[Mapping[str, Kind]] = {
         "updates": count,
         "run_id": optional(text),
@@ -174,10 +181,15 @@ class RunLogger(FigureLogger):
         histogram_freq: int = 0,
     ) -> None:
         super().__init__(update_freq, histogram_freq)
+        self._package()
         self.arguments = arguments
         self.run_id: str | None = None
         self._active: Any = None
         self._has_begun = False
+
+    def _package(self) -> Any:
+        """Import the service's package; as an attribute, it couldn't be pickled."""
+        return need(self.service, type(self).__name__, self.service)
 
     active_run: Callable[..., Any]
     begin_run: Callable[..., Any]
@@ -363,6 +375,8 @@ def _columns(logs: dict[str, Any]) -> list[str]:
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
     is_scalar = getattr(value, "ndim", 1) == 0  # an array of one number
     if isinstance(value, str) or not isinstance(value, Iterable) or is_scalar:
         return value
@@ -518,6 +532,8 @@ class WandbLogger(RunLogger):
         True
     """
 
+    service = "wandb"
+
     def __init__(
         self,
         update_freq: int | str = "epoch",
@@ -526,16 +542,15 @@ class WandbLogger(RunLogger):
         **arguments: Any,
     ) -> None:
         super().__init__(arguments, update_freq, histogram_freq)
-        self._wandb = need("wandb", "WandbLogger", "wandb")
 
     def active_run(self) -> Any:
         """Return `wandb.run`."""
-        return self._wandb.run
+        return self._package().run
 
     def begin_run(self) -> Any:
         """Begin a run, or continue the run of `run_id`."""
         known = {"id": self.run_id, "resume": "allow"} if self.run_id else {}
-        run = self._wandb.init(**{**self.arguments, **known})
+        run = self._package().init(**{**self.arguments, **known})
         self.run_id = run.id
         return run
 
@@ -552,7 +567,7 @@ class WandbLogger(RunLogger):
         step_name = "epoch" if group == "epoch" else "updates"
         figures = {f"{group}/{n}": v for n, v in {step_name: step, **logs}.items()}
         for name, values in self.histograms(step) if group == "epoch" else ():
-            figures[f"weights/{name}"] = self._wandb.Histogram(values)
+            figures[f"weights/{name}"] = self._package().Histogram(values)
         self._active.log(figures)
 
 
@@ -563,7 +578,9 @@ class MLflowLogger(RunLogger):
     of calls are `batch_<name>`, with the number of updates as their step. They go to
     the active run. Without an active run, a run is begun with the first epoch and ended
     with `fit`, as `FAILED` if `fit` raised. A resumed `fit` continues its run.
-    Hyperparameters are parameters of the run, where those that are there stay.
+    Hyperparameters are parameters of the run, where those that are there stay. Of those
+    with more than 250 characters, which older servers refuse, the parameter has the
+    beginning, and the artifact `<name>.txt` the whole text.
 
     Args:
         update_freq: `"epoch"` to log metrics of epochs only. With a number n, also log
@@ -588,32 +605,43 @@ class MLflowLogger(RunLogger):
         True
     """
 
+    service = "mlflow"
+
     def __init__(self, update_freq: int | str = "epoch", **arguments: Any) -> None:
         super().__init__(arguments, update_freq)
-        self._mlflow = need("mlflow", "MLflowLogger", "mlflow")
 
     def active_run(self) -> Any:
         """Return MLflow's active run, or None."""
-        return self._mlflow.active_run()
+        return self._package().active_run()
 
     def begin_run(self) -> Any:
         """Begin a run, or continue the run of `run_id`."""
         known = {"run_id": self.run_id} if self.run_id else {}
-        run = self._mlflow.start_run(**{**self.arguments, **known})
+        run = self._package().start_run(**{**self.arguments, **known})
         self.run_id = run.info.run_id
         return run
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Log hyperparameters as parameters of the run, whose values can't change."""
-        known = self._mlflow.get_run(self._active.info.run_id).data.params
-        self._mlflow.log_params({n: v for n, v in settings.items() if n not in known})
+        mlflow = self._package()
+        known = mlflow.get_run(self._active.info.run_id).data.params
+        parameters = {n: v for n, v in settings.items() if n not in known}
+        for name, value in parameters.items():
+            if len(str(value)) <= _LONGEST_PARAMETER:
+                continue
+            parameters[name] = f"{value[: _LONGEST_PARAMETER - 3]}..."
+            try:
+                mlflow.log_text(value, f"{name}.txt")
+            except Exception as error:  # noqa: BLE001 - no store of artifacts
+                warn(f"MLflow can't keep {name}.txt: {error!r}", IpufitWarning)
+        mlflow.log_params(parameters)
 
     def end_run(self, *, is_failed: bool) -> None:
         """End the run as `FINISHED` or `FAILED`."""
-        self._mlflow.end_run(status="FAILED" if is_failed else "FINISHED")
+        self._package().end_run(status="FAILED" if is_failed else "FINISHED")
 
     def write(self, group: str, logs: Mapping[str, Any], step: int) -> None:
         """Log metrics of epochs under their names, of calls as `batch_<name>`."""
         prefix = "" if group == "epoch" else "batch_"
         figures = {prefix + name: value for name, value in logs.items()}
-        self._mlflow.log_metrics(figures, step=step)
+        self._package().log_metrics(figures, step=step)

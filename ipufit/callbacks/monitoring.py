@@ -11,7 +11,7 @@ from typing import Any, Callable, ClassVar, Mapping, Sequence
 
 import numpy as np
 
-from ipufit._arguments import check_choice, check_flags, refuse
+from ipufit._arguments import check_choice, check_flags, number_in, refuse, shown
 from ipufit._env import whole_number
 from ipufit._kinds import Kind, array, count, list_of, number, optional, whole
 from ipufit._lazy import need
@@ -77,10 +77,12 @@ class MonitorCallback(Callback):
         """Check that the run has the metric, and reset the metric's direction.
 
         Raises:
-            ConfigError: If the run can't have the metric.
+            ConfigError: If the run can't have the metric, or it is a matrix.
         """
         self.direction = None
         names = self.run.names
+        if self.needs_metric and self.monitor in self.run.matrices:
+            raise self._not_a_number("is a matrix")
         if names is None or not self.needs_metric or self.monitor in names:
             return
         of_validation = [name for name in names if name.startswith("val_")]
@@ -150,15 +152,19 @@ class MonitorCallback(Callback):
         """Return the metric's value in the logs; None if they don't have it.
 
         Raises:
-            ConfigError: The metric is a matrix.
+            ConfigError: The value isn't a number.
         """
         value = logs.get(self.monitor)
-        if isinstance(value, list):
-            raise ConfigError(
-                f"{type(self).__name__}(monitor={self.monitor!r}): this metric is a "
-                "matrix, not one number. Monitor another metric."
-            )
-        return None if value is None else float(value)
+        number = number_in(value)
+        if number is None and value is not None:
+            raise self._not_a_number(f"is {shown(value)}")
+        return None if number is None else float(number)
+
+    def _not_a_number(self, fault: str) -> ConfigError:
+        return ConfigError(
+            f"{type(self).__name__}(monitor={self.monitor!r}): this metric {fault}, "
+            "not one number. Monitor another metric."
+        )
 
     def known_direction(self) -> str:
         """Return `"min"` or `"max"`, whichever of the metric is better.
@@ -426,7 +432,7 @@ class TerminateOnNaN(Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """Stop the run if the loss isn't finite."""
-        loss = logs.get("loss")
+        loss = number_in(logs.get("loss"))
         if loss is None or math.isfinite(loss):
             return
         if self.raise_error:

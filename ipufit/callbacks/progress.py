@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from shutil import get_terminal_size
@@ -61,11 +62,13 @@ class ProgressDisplay(Callback):
         self._steps_done = 0
         self._compile_seconds = 0.0
 
-    @property
+    @cached_property
     def _console(self) -> Console:
-        if self._chosen_console is None:
-            self._chosen_console = _standard_output()
-        return self._chosen_console
+        return self._chosen_console or _standard_output()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the console out that was found for this process."""
+        return {n: v for n, v in super().__getstate__().items() if n != "_console"}
 
     @property
     def is_due(self) -> bool:
@@ -328,10 +331,9 @@ class ProgressBar(_Printing):
         super().on_train_begin(logs)
         self._epochs_left, self._epoch_seconds, self._widths = 0, 0.0, {}
         if self.params["epochs"] > 1 and _is_in_notebook(self._console):
-            with contextlib.suppress(ConfigError):  # without matplotlib
-                self._make_figure = need(
-                    "matplotlib.pyplot", "A plot", "ipufit[plot]"
-                ).Figure
+            with self._drawing(), contextlib.suppress(ConfigError):  # not installed
+                module = need("matplotlib.figure", "A plot", "ipufit[plot]")
+                self._make_figure = module.Figure
                 display = import_module("IPython.display").display
                 self._curve = display({"text/plain": ""}, raw=True, display_id=True)
                 self._drawn_at = self._clock()
@@ -358,17 +360,23 @@ class ProgressBar(_Printing):
         """Replace the picture of the loss by one that the notebook's file keeps."""
         if self._curve is None or "loss" not in self.model.history.history:
             return
-        try:
+        with self._drawing():
             figure = self._make_figure(figsize=(6, 2.5), layout="constrained")
             self.model.history.plot("loss", axes=figure.add_subplot())
             file = io.BytesIO()
             figure.savefig(file, format="png")
             image = import_module("IPython.display").Image
             self._curve.update(image(file.getvalue()))
+        self._drawn_at = self._clock()
+
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """After an error of matplotlib, warn and draw nothing more in this run."""
+        try:
+            yield
         except Exception as error:  # noqa: BLE001 - the run is worth more
             self._curve = None
             warn(f"The curve of the loss can't be drawn: {error!r}", IpufitWarning)
-        self._drawn_at = self._clock()
 
     def _begin(self, title: str, end_title: str) -> None:
         """Start a bar."""

@@ -688,6 +688,36 @@ def names_that_differ(
     return [n for n in sorted({*a, *b}) if form(a.get(n)) != form(b.get(n))]
 
 
+def differences(
+    a: Mapping[str, Tensor],
+    b: Mapping[str, Tensor],
+    *properties: str,
+    of: tuple[str, str] = ("the module", "the file"),
+) -> str:
+    """Describe the first tensors of `names_that_differ`; "" if there are none.
+
+    Example:
+        >>> differences({"a": torch.ones(2)}, {"a": torch.ones(3)}, "shape")
+        'a is [2] in the module and [3] in the file'
+        >>> differences({}, {"a": torch.ones(3)}, "shape")
+        'a is not in the module and [3] in the file'
+    """
+
+    def form(tensor: Tensor | None, place: str) -> str:
+        if tensor is None:
+            return f"not in {place}"
+        values = (getattr(tensor, name) for name in properties)
+        shown = (str(list(v) if isinstance(v, tuple) else v) for v in values)
+        return f"{' '.join(shown)} in {place}"
+
+    names = names_that_differ(a, b, *properties)
+    first = [
+        f"{name} is {form(a.get(name), of[0])} and {form(b.get(name), of[1])}"
+        for name in names[:6]
+    ]
+    return "; ".join(first) + (f"; ... {len(names)} in all" if names[6:] else "")
+
+
 MAX_READS = 100  # how often to read again if a writer replaced the checkpoint
 MAX_STATE_BYTES = 64 * 2**20
 _MAX_HEADER_BYTES = 100_000_000  # of safetensors

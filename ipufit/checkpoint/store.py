@@ -21,8 +21,8 @@ from typing import Any, Callable, Iterable, Iterator, List, Sequence, TypeVar
 from ipufit._arguments import (
     check_choice,
     check_instance,
+    check_integer,
     check_number,
-    check_whole,
     is_number,
 )
 from ipufit._files import as_path, delete_leftovers, open_folder
@@ -138,6 +138,8 @@ class CheckpointStore:
         ['update-00000020', 'update-00000030']
     """
 
+    _lock = threading.Lock()  # of all stores: a copy has the same directory
+
     def __init__(
         self,
         directory: PathLike,
@@ -147,7 +149,7 @@ class CheckpointStore:
         mode: str | None = "min",
     ) -> None:
         if keep_last is not None:
-            check_whole("keep_last", keep_last, least=1)
+            check_integer("keep_last", keep_last, least=1)
         check_choice("keep_best", keep_best, (None, 1))
         check_choice("mode", mode, ("min", "max", None))
         self.directory = Path(os.path.realpath(as_path(directory, "directory")))
@@ -155,7 +157,6 @@ class CheckpointStore:
         self.keep_last = keep_last
         self.keep_best = keep_best
         self.mode = mode
-        self._lock = threading.Lock()
         self._is_held = False
         self._known_damaged: set[Path] = set()
 

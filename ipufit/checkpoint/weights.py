@@ -29,7 +29,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from ipufit._arguments import check_choice, check_number, check_whole
+from ipufit._arguments import check_choice, check_integer, check_number
 from ipufit._files import as_path, file_errors, open_regular, replace_file
 from ipufit.errors import (
     CheckpointError,
@@ -49,12 +49,12 @@ from .directory import (
     TORCH_SUFFIXES,
     SavedAt,
     best_saved,
+    differences,
     dump_json,
     dump_tensors,
     load_json,
     load_tensors,
     moment_of,
-    names_that_differ,
     read_group,
     read_header,
     read_manifest,
@@ -341,7 +341,7 @@ def average_checkpoints(
     """
     for name, number in (("last", last), ("best", best)):
         if number is not None:
-            check_whole(name, number, least=1)
+            check_integer(name, number, least=1)
     if last is not None and best is not None:
         raise ConfigError(f"last={last} and best={best}: use one of them.")
     if ema is not None:
@@ -459,13 +459,12 @@ def _average(paths: Sequence[Path], ema: float | None) -> dict[str, Tensor]:
         if not weights:
             raise DataError(f"{str(path)!r} holds no weights.")
         forms = forms or {name: tensor.to("meta") for name, tensor in weights.items()}
-        odd = names_that_differ(forms, weights, "shape", "dtype")
+        of = "the first", "the second"
+        odd = differences(forms, weights, "shape", "dtype", of=of)
         if odd:
-            names = ", ".join(odd[:8]) + (", ..." if odd[8:] else "")
             raise DataError(
-                f"{str(path)!r} has the weights of another module than "
-                f"{str(paths[0])!r}: {names} are only in one of the two, or have other "
-                "shapes or dtypes. Give the paths of those of one module."
+                f"{str(paths[0])!r} and {str(path)!r} have the weights of different "
+                f"modules: {odd}. Give the paths of those of one module."
             )
         for name, tensor in weights.items():
             if not (tensor.is_floating_point() or tensor.is_complex()):

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import math
+import reprlib
 import warnings
 from numbers import Real
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -132,10 +133,23 @@ def _from_numpy(array: Any, where: str) -> Tensor:
             "would be trained on. Fill it with .filled(value), or leave those rows "
             "out; to have them count nothing in the loss give sample_weight 0."
         )
-    if array.dtype.kind == "O":
+    if array.dtype.kind == "O" and array.size:
         for index, value in np.ndenumerate(array):
             if _is_missing(value):
                 raise missing_value(f"{where} has {value!r} at {list(index)}")
+        if _are_numbers(array.flat):
+            raise _numbers_as_objects(where)
+        if isinstance(array.flat[0], (np.ndarray, Tensor, list, tuple)):
+            raise DataError(
+                f"{where} has an array of object, whose items are arrays themselves. "
+                "Make one array of them, as with numpy.stack; pad them to one length "
+                "first if theirs differ."
+            )
+    if array.dtype.kind == "c":
+        raise DataError(
+            f"{where} has an array of {array.dtype}, and an IPU has real numbers: "
+            "numpy.stack([x.real, x.imag], axis=-1) has the parts of x."
+        )
     try:
         if array.dtype.kind not in "biuf":
             raise TypeError("it holds no numbers")
@@ -197,8 +211,9 @@ def same_rows(leaves: Sequence[Any], where: str) -> list[Tensor]:
     if len(set(lengths)) > 1:
         raise DataError(
             f"{where} has arrays of different numbers of samples: "
-            f"{short_list(lengths)}. Dim 0 must be the same for all. If a batch is a "
-            "whole micro-batch, such as padded graphs, use ipufit.FixedSizeBatches."
+            f"{short_list(lengths)}. Dim 0 must be the same for all. To give samples "
+            "one by one use an IterableDataset; if a batch is a whole micro-batch, "
+            "such as padded graphs, ipufit.FixedSizeBatches."
         )
     return [t if t.dim() else t.expand(lengths[0]).clone() for t in tensors]
 
@@ -307,12 +322,8 @@ def frame_values(frame: Any, where: str) -> Any:
         return array
     others = [(n, c) for n, c in columns if c.to_numpy().dtype.kind not in "biuf"]
     for name, column in others:
-        if column.dtype == object and _holds_numbers(column):
-            at = "" if name is None else f"[{name!r}]"
-            raise DataError(
-                f"{where}{at} has numbers as objects of Python (its dtype is object). "
-                'Make them numbers of one type: .astype("float32").'
-            )
+        if column.dtype == object and _are_numbers(column.dropna()):
+            raise _numbers_as_objects(where + ("" if name is None else f"[{name!r}]"))
     if names is None:
         name = "a series" if frame.name is None else f"the series {frame.name!r}"
         raise DataError(
@@ -336,13 +347,20 @@ def _refuse_missing(column: Any, where: str, of: str) -> None:
     may_lack = hasattr(column.dtype, "na_value") or column.dtype == object
     if not may_lack or not column.isna().any():
         return
-    if _holds_numbers(column):
+    if _are_numbers(column.dropna()):
         row = int(column.isna().to_numpy().argmax())
         raise missing_value(f"{where} has NA{of} in row {row}")
 
 
-def _holds_numbers(column: Any) -> bool:
-    return all(isinstance(cell, (Real, np.bool_)) for cell in column.dropna())
+def _are_numbers(cells: Iterable[Any]) -> bool:
+    return all(isinstance(cell, (Real, np.bool_)) for cell in cells)
+
+
+def _numbers_as_objects(where: str) -> DataError:
+    return DataError(
+        f"{where} has numbers as objects of Python (its dtype is object). Make them "
+        'numbers of one type: .astype("float32").'
+    )
 
 
 def unframed(value: Any, where: str) -> Any:
@@ -404,8 +422,9 @@ def split_columns(
     """
     if not hasattr(row, "keys") or not hasattr(row, "__getitem__"):
         raise DataError(
-            f"y={list(names)!r:.60} names columns, and {where} has none: it is a "
-            f"{type(row).__name__}. Pass rows as dicts, or the targets themselves: "
+            f"y={reprlib.repr(list(names))} names columns, and {where} has none: it "
+            f"is a {type(row).__name__}. Pass rows as dicts, in a dataset or a loader "
+            "(torch's DataLoader takes a list of them); or the targets themselves: "
             "numbers of classes, if these are names of classes."
         )
     missing = [name for name in names if name not in row]

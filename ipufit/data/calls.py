@@ -138,7 +138,7 @@ class _Batches:
         self.source = source
         self.structure = source.structure
         self._plan, self._processes = plan, processes
-        self.plan_of_samples = source.structure.of_samples(plan)
+        self.plan_of_samples = source.structure.plan_in_rows(plan)
         self._rows = plan.samples_per_call
         self._division = Division.of(processes, plan)
         self._loader = IndexLoader(

@@ -104,7 +104,8 @@ class ClassWeights:
                 raise DataError(
                     f"class_weight needs class indices or one-hot targets, and rows of "
                     f"targets of shape {tuple(targets.shape)} don't add up to 1. Pass "
-                    "sample weights instead."
+                    "sample weights instead; for a class at each position those of "
+                    "positions, sample_weight=torch.tensor([1.0, 3.0])[y]."
                 )
             targets = targets.to(torch.float32).argmax(dim=-1)  # one-hot
         elif targets.is_floating_point() and not targets.eq(targets.round()).all():

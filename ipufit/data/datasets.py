@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 import os
+import reprlib
 import traceback
 import zlib
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from ipufit._arguments import check_whole
+from ipufit._arguments import check_integer
 from ipufit._tree import Structure
 from ipufit.distributed import Processes
 from ipufit.errors import DataError, IpufitWarning, warn
@@ -485,7 +486,7 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
     """
 
     def __init__(self, dataset: Any, num_workers: int = 0) -> None:
-        check_whole("num_workers", num_workers)
+        check_integer("num_workers", num_workers)
         self._structure: Structure
         self._tensors: list[Tensor]
         if type(dataset) is CachedDataset:
@@ -504,7 +505,7 @@ class CachedDataset(Dataset):  # type: ignore[type-arg]
             structure = SampleStructure.of(parts_of(sample))
             if not structure.num_inputs:
                 raise DataError(
-                    f"Sample 0 of `dataset` holds no numbers: {sample!r:.80}."
+                    f"Sample 0 of `dataset` holds no numbers: {reprlib.repr(sample)}."
                 )
             samples = FlatDataset(dataset, parts_of, structure, "dataset", dense_tensor)
             samples.flat(sample, 0)

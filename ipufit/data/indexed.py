@@ -188,14 +188,16 @@ class IndexLoader:
         self._plan, self._options = plan, options
         self._num_workers, self._mode = num_workers, mode
         self._is_elsewhere = num_workers > 0 or mode != "sync"
-        self._error_file = Path(tempfile.gettempdir(), f"ipufit-{uuid.uuid4().hex}.txt")
+        self._error_file: Path | None = None
+        if mode != "sync":
+            name = f"ipufit-{uuid.uuid4().hex}.txt"
+            self._error_file = Path(tempfile.gettempdir(), name)
         self._dataset: Any = dataset
         self.is_seeded = False
         if isinstance(dataset, FlatDataset):
             self.is_seeded = self._is_elsewhere or are_several
             # Another `IndexLoader` may load the dataset with other seeds.
-            reported = self._error_file if mode != "sync" else None
-            self._dataset = replace(dataset, error_file=reported)
+            self._dataset = replace(dataset, error_file=self._error_file)
         self._loader: Any = None
         self._iterator: Any = None
         self._values: list[Any] = []
@@ -274,11 +276,12 @@ class IndexLoader:
 
     def _take_error(self) -> str:
         """Return the traceback of an error, or `""`, and delete its file."""
-        with contextlib.suppress(FileNotFoundError):
-            text = self._error_file.read_text(encoding="utf-8")
-            self._error_file.unlink()
-            return text
-        return ""
+        file = self._error_file
+        if file is None or not file.exists():
+            return ""
+        text = file.read_text(encoding="utf-8")
+        file.unlink()
+        return text
 
     def _new_loader(self, order: Order) -> Any:
         plan, num_workers, mode = self._plan, self._num_workers, self._mode

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The place of a run in its data: everything that a resumed run continues from.
 
-A `Place` has the seed of the orders, the `Position` (pass and calls), the random
-states, and for a stream its `StreamState`: the number of batches drawn, the random
-states to draw them again, and the state of a loader that has one, with the rows that no
-call has taken yet (`LoaderState`).
+A `Place` keeps, for each kind of data:
+
+* for all data: the seed of the orders, the `Position` (pass and calls) and the random
+  states. Samples that are loaded by index need nothing else;
+* for a stream, in `StreamState`: the number of batches that the pass has drawn, and the
+  random states to draw them again;
+* for a stream with `state_dict` and `load_state_dict`, in `LoaderState`: its own state,
+  and the rows that it has returned and no call has taken. No batch is drawn again.
+
+A generator can't begin anew, and goes on from where it is.
 """
 
 from __future__ import annotations
@@ -92,7 +98,7 @@ class StreamState(NamedTuple):
         return {
             **{f"{name}/start/{n}": state for n, state in self.at_start.items()},
             **{f"{name}/last/{n}": state for n, state in self.at_last.items()},
-            **{f"loader/{n}": tensor for n, tensor in loader.items()},
+            **{f"{_loader(name)}{n}": tensor for n, tensor in loader.items()},
         }
 
     @classmethod
@@ -102,15 +108,14 @@ class StreamState(NamedTuple):
         """Return the state of a stream in a checkpoint; None if no pass has begun.
 
         Args:
-            name: Name of the stream in the checkpoint. The state of a loader belongs to
-                the stream of training, `"pass"`.
+            name: Name of the stream in the checkpoint.
             num_batches: Number of batches that the pass has drawn.
             tensors: Tensors of this stream, and of others.
 
         Raises:
             DataError: The state of the loader is damaged.
         """
-        of_loader = under("loader/", tensors) if name == TRAINED else {}
+        of_loader = under(_loader(name), tensors)
         loader = LoaderState.of(of_loader) if of_loader else None
         if not num_batches:
             return None if loader is None else cls(0, {}, {}, loader)
@@ -196,6 +201,11 @@ class LoaderState(NamedTuple):
         return cls(state, rows, counts[0], counts[1], has_ended)
 
 
+def _loader(name: str) -> str:
+    """Return the prefix of the tensors of a stream's loader."""
+    return "loader/" if name == TRAINED else f"{name}/loader/"
+
+
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors whose names have a prefix, by names without the prefix."""
     return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
@@ -234,9 +244,9 @@ def _encoded(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
         tensors[items] = torch.as_tensor(value).detach().cpu().clone()
     else:
         raise DataError(
-            f"`x` keeps a state, so that a run can be resumed, and {where} in it is a "
-            f"{type(value).__name__}, which no checkpoint can hold. Use numbers, text, "
-            "bytes, tensors and arrays, in lists, tuples and dicts."
+            f"A loader keeps a state, so that a run can be resumed, and {where} in it "
+            f"is a {type(value).__name__}, which no checkpoint can hold. Use numbers, "
+            "text, bytes, tensors and arrays, in lists, tuples and dicts."
         )
     return {_TAG: kind, "items": items}
 

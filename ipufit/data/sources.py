@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import reprlib
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Sequence
 
@@ -41,6 +42,7 @@ from .random_state import HostRandomState
 from .streams import RowsAreNoSamplesError, StreamSource, WholeSource
 from .structure import NOTHING, SampleStructure
 
+_OF_SAMPLES = " A list of samples goes into a torch DataLoader."
 _MOST_ARRAYS = 8
 """A list of more arrays than this is probably a list of samples."""
 
@@ -188,7 +190,8 @@ def from_arrays(
         DataError: The arrays are empty, hold no numbers or too large ones, or their
             lengths differ.
     """
-    wheres = (f"`{name}`", "`y`", "`sample_weight`")
+    of_set = "" if name == "x" else f" of `{name}`"
+    wheres = (f"`{name}`", f"`y`{of_set}", f"`sample_weight`{of_set}")
     x = arrays.mapped(arrays.column_chooser(columns, wheres[0]), x)
     own_columns: list[Any] = []
     arrays.mapped(lambda v: own_columns.append(arrays.columns_of(v)), x)
@@ -200,7 +203,7 @@ def from_arrays(
         if part == NOTHING and value is None:
             continue
         if not part.num_leaves:
-            raise DataError(f"{where} holds no arrays: it is {str(value)[:80]}.")
+            raise DataError(f"{where} holds no arrays: it is {reprlib.repr(value)}.")
         for leaf in part.flatten(value):
             leaves.append(arrays.checked_tensor(leaf, where))
             if not leaves[-1].dim():
@@ -208,6 +211,7 @@ def from_arrays(
                     f"{where} holds a single number where an array belongs: dim 0 "
                     "counts samples. Pass an array with a row for each sample; make a "
                     "list of numbers an array, as with torch.tensor."
+                    f"{_OF_SAMPLES if isinstance(value, list) else ''}"
                 )
     _check_lengths(structure, leaves, name)
     tensors = arrays.same_rows(leaves, f"`{name}`")
@@ -265,6 +269,7 @@ def _check_lengths(
             " A list has one array for each input or target; make rows of samples "
             "one array, as with torch.stack, or with "
             "torch.nn.utils.rnn.pad_sequence if they have different lengths."
+            f"{_OF_SAMPLES}"
         )
     counts = [f"{n} {arrays.short_list(some)}" for n, some in parts.items() if some]
     raise DataError(

@@ -9,6 +9,8 @@ its rows from as many blocks as it needs.
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections import deque
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -41,6 +43,7 @@ class Pass:
 
     Attributes:
         iterator: Iterator over the batches.
+        num_drawn: Number of batches that this process has drawn.
         first: A block that was drawn already and is returned first, or None.
         last: The last rows that were returned, if the iterable has a state; empty
             before the first block.
@@ -67,7 +70,7 @@ class Pass:
         if resumed is not None and loader is not None:
             self._before = resumed
         self._at_start = self._at_last = HostRandomState(generators)
-        self._num_drawn = 0  # batches, by this process
+        self.num_drawn = 0
         self._num_rows = 0
         self._has_ended = loader is not None and loader.has_ended
         self.iterator: Iterator[Any] = iter(() if self._has_ended else iterable)
@@ -94,7 +97,7 @@ class Pass:
     def draw(self) -> Any:
         """Return the next batch of the iterable."""
         repeated = self._repeated
-        if repeated is not None and self._num_drawn + 1 == repeated.num_batches:
+        if repeated is not None and self.num_drawn + 1 == repeated.num_batches:
             set_random_state(repeated.at_last, self._generators)
         at_last = HostRandomState(self._generators)
         try:
@@ -102,7 +105,7 @@ class Pass:
         except StopIteration:
             self._has_ended = True
             raise
-        self._num_drawn += 1
+        self.num_drawn += 1
         self._at_last = at_last
         return batch
 
@@ -115,10 +118,10 @@ class Pass:
         """Return the state of the pass without the state of a loader."""
         before = self._before
         return StreamState(
-            before.num_batches + self._num_drawn,
+            before.num_batches + self.num_drawn,
             before.at_start or self._at_start.tensors(),
             self._at_last.tensors()
-            if self._num_drawn or not before.at_last
+            if self.num_drawn or not before.at_last
             else before.at_last,
         )
 
@@ -168,6 +171,8 @@ class StreamSource(Source):
         rows_of_first: Number of samples in the first block.
         is_stateful: Whether the stream has `state_dict` and `load_state_dict`, as in
             torchdata's protocol.
+        num_validated: Number of batches that validations have used of a generator,
+            which the next validation goes on with; 0 for other streams.
     """
 
     def __init__(
@@ -209,6 +214,8 @@ class StreamSource(Source):
         elif not self._first:
             raise DataError(f"`{name}` has no samples.")
         self._begun: Pass | None = begun
+        self._only_pass = begun  # of a generator
+        self.num_validated = 0
         self._values = plain_values(self._iterable)
 
     def _take_first(self, batch: Any) -> list[Tensor]:
@@ -329,6 +336,17 @@ class StreamSource(Source):
         self._begun.first = next(self._begun)
         self._values = plain_values(self._iterable)
         return None
+
+    def count_validated(self) -> None:
+        """Count the batches that validations have used of a generator."""
+        if self.is_one_shot:
+            self.num_validated = self._only_pass.num_drawn
+
+    def skip_validated(self, num_batches: int) -> None:
+        """Draw the batches of a generator that an interrupted run has validated on."""
+        if self.is_one_shot:
+            self.num_validated = num_batches
+            deque(itertools.islice(self._only_pass, num_batches), maxlen=0)
 
     def begin_epoch(self) -> None:
         """Call a hook of Keras's dataset."""

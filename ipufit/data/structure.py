@@ -171,7 +171,7 @@ class SampleStructure:
         """Count the rows of a micro-batch, padding included."""
         return len(tensors[0]) if self.rows is None else self.rows
 
-    def of_samples(self, plan: BatchPlan) -> BatchPlan:
+    def plan_in_rows(self, plan: BatchPlan) -> BatchPlan:
         """Return a plan that counts rows (samples and padding) in place of items."""
         if self.rows is None:
             return plan

@@ -149,8 +149,14 @@ class PoplarExecutor:
             wrapping.wrap_module(user_model, self)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_user_model", "_model"):  # not set yet: a failed construction
-            raise AttributeError(name)
+        if name in ("_user_model", "_model"):
+            # Not set yet: `copy` and `pickle` make an executor without attributes, and
+            # ask it for `__setstate__`. PopTorch's `__getattr__` calls itself then.
+            raise RecursionError(
+                "A model wrapped by PopTorch can't be copied or pickled. Copy its "
+                "module, for example `copy.deepcopy(executor.model)`, and wrap the "
+                "copy; save() writes the compiled model to a file."
+            )
         value = getattr(self._user_model, name)
         if isinstance(value, torch.nn.Parameter):
             return ParameterView(value, self)
@@ -1083,8 +1089,8 @@ class PoplarExecutor:
     def loadExecutable(self, filename: PathLike) -> None:
         """Compile from a file, for the arguments that it was saved with.
 
-        The weights are those of this executor's module. A compiled executor ignores
-        the file with a warning, as `compile` does.
+        The weights are those of this executor's module. A compiled executor fetches
+        them first; the state of its optimizer begins anew.
 
         The arguments in the file are pickled: load only files that you trust.
 
@@ -1110,15 +1116,10 @@ class PoplarExecutor:
             >>> other.isCompiled()
             True
         """
-        if self.isCompiled():
-            logger.warning(
-                "Call to loadExecutable() ignored: the executable is already compiled"
-            )
-            return
         self._load(ExecutableFile(filename))
 
     def _load(self, file: ExecutableFile) -> None:
-        """Compile an executor that isn't compiled from a file.
+        """Compile an executor from a file.
 
         Raises:
             Error: The file is of another version or model, or compiling fails.
@@ -1150,6 +1151,9 @@ class PoplarExecutor:
             torch.cat([rows] * count) if count > 1 else rows  # 0-d if count is 1
             for rows in first.tensors()
         )
+        self.copyWeightsToHostIfNeeded()
+        self._release_device()
+        self._forget_program()
         self._compile(*whole)
 
 

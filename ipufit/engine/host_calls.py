@@ -45,9 +45,9 @@ from ipufit.engine.objective import (
 )
 from ipufit.engine.precision import change_types
 from ipufit.engine.step import Step, call_module, results_of
-from ipufit.engine.trace_checks import PLAIN, ResultsNoted, tensors_of
+from ipufit.engine.trace_checks import PLAIN, LossRecorder, tensors_of
 from ipufit.engine.weights import checksum, is_counted, mode, unfetched
-from ipufit.errors import ConfigError, UnsupportedError
+from ipufit.errors import ConfigError, DataError, UnsupportedError
 from ipufit.metrics import FunctionMetric, Metric
 from ipufit.metrics.base import MeanMetric, call_by_rows
 
@@ -260,7 +260,7 @@ class HostProgram:
             stack.enter_context(mode(module, training=training))
             buffers = stack.enter_context(_weights_replaced(module, make))
             scalars = stack.enter_context(collected())
-            marked = stack.enter_context(ResultsNoted()).marked
+            marked = stack.enter_context(LossRecorder()).marked
             if noiseless:
                 stack.enter_context(_WithoutNoise())  # type: ignore[no-untyped-call,unused-ignore]
                 for part in module.modules():  # without dropout, also inside of others
@@ -416,6 +416,32 @@ class HostProgram:
                 "functions that compute the loss of each mode."
             )
 
+    def refuse_unfit_labels(
+        self, objective: Objective, trained: HostProgram, name: str
+    ) -> None:
+        """Refuse targets and weights that losses and metrics can't take, by shape.
+
+        Args:
+            objective: Losses and metrics.
+            trained: The same for the data of training, whose labels they can take.
+            name: Name of the data in error messages.
+
+        Raises:
+            DataError: A loss or metric fails for these labels alone.
+        """
+        size = self.output_size(2)
+        if size is None:
+            return
+        own, others = (
+            program.structure.labels(_first_as_zeros(program.example, 2))
+            for program in (self, trained)
+        )
+        failure = partial(
+            _failure_of_losses, objective, size.outputs, with_metrics=True
+        )
+        if failure(own) and not failure(others):
+            raise DataError(f"`{name}` doesn't fit: {failure(own)}")
+
     def refuse_own_sums(self, *, training: bool) -> None:
         """Refuse a step, or a module's own loss, that sums over the samples.
 
@@ -503,7 +529,7 @@ class HostProgram:
         return None
 
 
-class _RowsNoted(TorchFunctionMode):
+class _UnpackingRecorder(TorchFunctionMode):
     """Records whether code indexes or unpacks a tensor like several outputs."""
 
     def __init__(self, outputs: Any) -> None:
@@ -518,16 +544,20 @@ class _RowsNoted(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _failure_of_losses(objective: Objective, outputs: Any, labels: Labels) -> str:
+def _failure_of_losses(
+    objective: Objective, outputs: Any, labels: Labels, *, with_metrics: bool = False
+) -> str:
     """Return why the losses can't be computed from the outputs; "" if they can."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_trial_calls())
         for module in objective.modules:  # which may change their buffers
             stack.enter_context(_weights_replaced(module, torch.clone))
-        rows = stack.enter_context(_RowsNoted(outputs))
+        rows = stack.enter_context(_UnpackingRecorder(outputs))
         stack.enter_context(torch.no_grad())
         try:
             objective.bind(outputs, labels).terms(outputs, labels, 2)
+            if with_metrics:
+                _metric_sums(objective, outputs, labels)
         except Exception as error:  # noqa: BLE001 - a user's code may raise anything
             return str(error)
     unpacked = "the loss unpacks a single output as if it were several"

@@ -60,6 +60,7 @@ from ipufit.errors import (
     UnsupportedError,
     warn,
 )
+from ipufit.losses import TO_PROBABILITIES
 from ipufit.optimizers import Optimization, WeightAverage
 from ipufit.state import RunState, awaited, span
 from ipufit.types import Logs
@@ -80,7 +81,7 @@ class Training:
         metrics: Loss and metrics to report.
         average: The running average of the weights; None for none.
         watched: Shapes of the parameters whose gradients are sent to the host, by name.
-        choice: The updates of a call, if ipufit chose the number.
+        choice: The updates of a call, and why not more if ipufit chose them.
         program: The program; set by `prepare`.
     """
 
@@ -90,9 +91,9 @@ class Training:
     options: poptorch.Options
     optimization: Optimization
     metrics: MetricState
-    average: WeightAverage | None = None
-    watched: Mapping[str, torch.Size] = field(default_factory=dict)
-    choice: Choice | None = None
+    average: WeightAverage | None
+    watched: Mapping[str, torch.Size]
+    choice: Choice
     program: TrainingProgram = field(init=False)
     _display: ProgressDisplay = field(init=False)
     _last_call: int = field(default=0, init=False)
@@ -130,7 +131,7 @@ class Training:
     @property
     def remark(self) -> str:
         """Updates of a call and why not more, as text; "" if ipufit didn't choose."""
-        return self.choice.remark("update", "device_iterations") if self.choice else ""
+        return self.choice.remark("update", "device_iterations")
 
     @uninterrupted
     def run(self, call: Call, *, is_scheduled: bool = True) -> None:
@@ -188,7 +189,6 @@ class Training:
         if self.average is not None:
             self.executors.fetch_weights()
             self.average.apply()
-            self.executors.send_weights()
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Compute the mean of the watched gradients of the last call, by parameter.
@@ -277,6 +277,17 @@ class Training:
             plain = labels._replace(share=None, counted=None)
             taken = cut(plain, rows[is_taken])
             self.metrics.stream(*widened_all(cut(outputs, is_taken), taken))
+
+
+@contextlib.contextmanager
+def naming_data(name: str) -> Iterator[None]:
+    """Add the name of validation data to errors of its shapes and values."""
+    try:
+        yield
+    except DataError as error:
+        if name == "x" or name in str(error):
+            raise
+        raise DataError(f"{error} (In `{name}`.)") from error.__cause__
 
 
 @dataclass(eq=False)
@@ -543,7 +554,8 @@ class Evaluation(Inference):
 
     def _add_rows(self, program: Inference, call: Call) -> None:
         batch, is_real = call.batch, program.batches.is_real(call)
-        outputs, scalars = program.infer(batch)
+        with naming_data(self.batches.source.name):
+            outputs, scalars = program.infer(batch)
         plan = program.batches.plan_of_samples
         returned = returned_rows(program.options, plan)
         num_rows = plan.samples_per_call if returned is None else returned.numel()
@@ -588,6 +600,7 @@ class Evaluation(Inference):
         outputs, labels = widened_all(map_tensors(Tensor.contiguous, outputs), labels)
         objective = self.metrics.objective
         with contextlib.ExitStack() as stack:
+            stack.enter_context(naming_data(self.batches.source.name))
             stack.enter_context(torch.no_grad())
             for loss in objective.modules:
                 stack.enter_context(mode(loss, training=False))
@@ -656,7 +669,8 @@ class Validations:
     def prepare(self, display: ProgressDisplay) -> None:
         """Compile the programs, or take those that are kept."""
         for validation in self.sets:
-            validation.prepare(display)
+            with naming_data(validation.batches.source.name):
+                validation.prepare(display)
 
     def close(self) -> None:
         """End the loading of all data."""
@@ -705,18 +719,20 @@ class Validations:
         before = HostRandomState(generators) if run.heeds_eviction else None
         sources = [validation.batches.source for validation in self.sets]
         streams = [source for source in sources if isinstance(source, StreamSource)]
-        first_passes = [stream.first_pass() for stream in streams]
+        states = [stream.state_dict() if before else None for stream in streams]
         logs: Logs = {}
         for validation in self.sets:
             validation.prepare(display)
             logs.update(validation.run(hooks, run))
             if before is not None and run.is_evicted:
-                for stream, first_pass in zip(streams, first_passes):
-                    stream.load_state_dict(first_pass, is_due=True)
+                for stream, state in zip(streams, states):
+                    stream.load_state_dict(state, is_due=True)
                 set_random_state(before.tensors(), generators)
                 run.evict()
                 raise EvictedError
             run.directions.update(validation.named(validation.metrics.directions))
+        for stream in streams:
+            stream.count_validated()
         run.validated, run.validated_calls = logs, run.calls
 
 
@@ -813,16 +829,21 @@ def _warn_if_not_finite(training: Training, run: RunState, first: int) -> None:
     at = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
     is_known = len(losses) == training.plan.device_iterations
     where = f"{first + at}" if is_known else f"{first} or one of its call"
-    ignored = ""
-    if training.metrics.objective.owns_loss:
-        ignored = (
+    objective, cause = training.metrics.objective, ""
+    if objective.owns_loss:
+        cause = (
             "In a step or forward, cross_entropy of a micro-batch whose targets are "
             "all ignored (-100) is NaN: divide its sum by their number, at least 1. "
+        )
+    elif any(loss.takes_probabilities for _, loss in objective.losses):
+        cause = (
+            "BCELoss is NaN unless all outputs are above 0 and below 1: "
+            f"{TO_PROBABILITIES}. "
         )
     warn(
         f"The training loss is {losses[at]} in epoch {run.epoch + 1}, at update "
         f"{where}. The weights are probably lost. "
-        f"{training.batches.source.first_not_finite()}{ignored}Lower the learning "
+        f"{training.batches.source.first_not_finite()}{cause}Lower the learning "
         "rate, or look for NaN, infinite and large values in the data. `ipufit check` "
         "names operators that make NaN on a device.",
         NonFiniteLossWarning,

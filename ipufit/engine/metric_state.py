@@ -352,6 +352,12 @@ class MetricState:
         return [name for entry in self._entries for name in entry.names]
 
     @property
+    def matrices(self) -> list[str]:
+        """Names of the metrics whose values are matrices."""
+        metrics = self.objective.metrics
+        return [each.full_name for each in metrics if each.metric.is_matrix]
+
+    @property
     def parts(self) -> dict[str, list[str]]:
         """Names of each metric's numbers in a traced program."""
         return {entry.name: entry.names for entry in self._entries}
@@ -376,11 +382,11 @@ class MetricState:
         extra = copy.deepcopy(self._extra)
         return {"entries": entries, "sums": sums, "extra": extra}
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse sums of other metrics; a program must have been traced before.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state of `state_dict`; a program must have been traced before.
 
         Raises:
-            ConfigError: The sums are of other metrics.
+            ConfigError: The state has sums of other metrics.
         """
         sizes = {entry.name: entry.size for entry in self._entries}
         if state["sums"] is not None and state["entries"] != sizes:
@@ -389,9 +395,6 @@ class MetricState:
                 f"{', '.join(state['entries'])}, and the model has {', '.join(sizes)}. "
                 "Resume with the module that was saved, or from the end of an epoch."
             )
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state_dict` of the same metrics returned."""
         sums = state["sums"]
         self._sums = None if sums is None else torch.tensor(sums, dtype=torch.float64)
         self._extra = copy.deepcopy(dict(state["extra"]))
@@ -443,7 +446,7 @@ class MetricState:
         """
         if not self._metrics or self._refusal is not None:
             return
-        if not math.isnan(vectors.sum()):
+        if not math.isnan(vectors.sum().item()):
             return
         self._refusal = ""  # the NaN may be of a loss
         outputs, labels = rows()
@@ -527,9 +530,10 @@ class MetricState:
 
     def in_order(self) -> Logs:
         """Return losses, metrics and logged scalars, in the order of `compile()`."""
-        streamed = {name: metric.result() for name, metric in self._streams.items()}
         forgotten = dict.fromkeys(self._forgotten, 0.0)
-        values = {**forgotten, **self._summed(self.sums()), **streamed}
+        values = {**forgotten, **self._summed(self.sums())}
+        for name, metric in self._streams.items():
+            values.update(named_figures(name, metric.result()))
         order = ("loss", *self.names, *values)
         return {name: values[name] for name in order if name in values}
 

@@ -27,7 +27,7 @@ from ipufit._poptorch import poptorch
 from ipufit._tree import is_record, leaves_of, map_tensors, parts_of, without
 from ipufit.data.structure import Labels
 from ipufit.distributed import warn_in_first_process
-from ipufit.engine.trace_checks import Divisions, Misuse, ResultsNoted
+from ipufit.engine.trace_checks import Divisions, LossRecorder, Misuse
 from ipufit.errors import (
     ConfigError,
     DataError,
@@ -35,7 +35,13 @@ from ipufit.errors import (
     IpufitWarning,
     UnsupportedError,
 )
-from ipufit.losses import Loss, LossTerms, resolve_loss, smoothed
+from ipufit.losses import (
+    TO_PROBABILITIES,
+    Loss,
+    LossTerms,
+    resolve_loss,
+    smoothed,
+)
 from ipufit.metrics import (
     FunctionMetric,
     Metric,
@@ -405,7 +411,7 @@ def _check_key(key: str | int, names: Sequence[Any]) -> None:
         )
 
 
-def probability_outputs(outputs: Any, noted: ResultsNoted) -> dict[str, str]:
+def probability_outputs(outputs: Any, noted: LossRecorder) -> dict[str, str]:
     """Return which outputs are probabilities, and the function that made each.
 
     Args:
@@ -651,6 +657,11 @@ class Objective:
             UnsupportedError: Weights are per output, and a loss or metric takes all
                 outputs at once.
         """
+        if outputs is None and self.losses:
+            raise DataError(
+                "The module returned None, and the loss takes its outputs: is there no "
+                "`return` in its forward?"
+            )
         names = list(_output_keys(outputs))
         rest = ", None for those without a loss,"
         _check_length("loss is", self.num_listed, names, rest)
@@ -858,7 +869,7 @@ class BoundObjective(NamedTuple):
             return {"": (_own_terms(own_loss, rows, labels.share), 1.0)}
         terms = {}
         for slot, loss, weight in self.losses:
-            part, noted = slot.part(outputs, labels), ResultsNoted()
+            part, noted = slot.part(outputs, labels), LossRecorder()
             for name, function in self.probabilities.items():
                 noted.note(_outputs_by_name(outputs)[name], function)
             with contextlib.ExitStack() as stack:
@@ -985,6 +996,16 @@ _OTHER_SIZES = "Expected target size", "size mismatch (got input"
 """What torch's `cross_entropy` and `nll_loss` say of targets of other sizes."""
 
 
+_ARE_CLASSES = "scalar type Long but", "to be Long"
+_ARE_NUMBERS = (
+    "class probabilities",
+    "Long but expected Float",
+    "desired output type Long",
+    "Integral inputs",
+)
+"""What torch says of targets that aren't whole numbers, or are."""
+
+
 @contextlib.contextmanager
 def shapes_in_errors(what: str, part: LabeledOutput) -> Iterator[None]:
     """Add the name of a loss or metric to errors, and its shapes to errors of torch.
@@ -1011,16 +1032,18 @@ def shapes_in_errors(what: str, part: LabeledOutput) -> Iterator[None]:
         targets = shapes_of(part.target)
         is_key = isinstance(error, KeyError)
         advice, cause = "", f"there is no {error}" if is_key else str(error)
-        are_classes = any(words in cause for words in ("type Long but", "to be Long"))
+        are_classes = any(words in cause for words in _ARE_CLASSES)
         if "out of bounds" in str(error):
             advice = ". Classes begin at 0, and a target of -100 doesn't count."
+        elif "should be between 0 and 1" in cause:
+            advice = f": {TO_PROBABILITIES}."
         elif any(words in cause for words in _OTHER_SIZES):
             advice = (
                 ". torch's losses have classes on axis 1. If yours are on the last "
                 "axis, move them, outputs.movedim(-1, 1), or use the loss "
                 "'sparse_categorical_crossentropy' of logits."
             )
-        elif are_classes or "bool" in targets or "class probabilities" in cause:
+        elif are_classes or "bool" in targets or any(w in cause for w in _ARE_NUMBERS):
             way, kind = ("long", "int64") if are_classes else ("float", "float32")
             advice = f'. Give numbers: y.{way}() of a tensor, or y.astype("{kind}").'
         elif part.slot.is_only:

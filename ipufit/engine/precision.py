@@ -23,7 +23,7 @@ from ipufit.config import IPUConfig
 from ipufit.engine.weights import (
     Counterparts,
     deep_copied,
-    plain_class,
+    original_class,
     unfetched,
 )
 from ipufit.errors import (
@@ -210,7 +210,7 @@ def _is_lazy(weight: Tensor) -> bool:
 
 def _converted(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Copy a weight in another type, with its class, as `copy.deepcopy` does."""
-    kind: Any = plain_class(weight)
+    kind: Any = original_class(weight)
     if _is_lazy(weight):
         return kind(weight.requires_grad, device=weight.device, dtype=dtype)
     value: Tensor = weight.detach().to(dtype)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs of one module: build, attach, run, and move weights.
 
-The newest weights are in the host's module, or on the device of the training program.
-ipufit copies them when the other side needs them, and only if they differ.
+`Executors.fetch_weights` says when weights are copied to the host, and when back.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ class Program:
         key: The spec that the program was built for (`ProgramSpec.key`).
         on_device: Fingerprint of the device's weights; None if unknown.
         must_compare: Whether the device's weights have to be compared with the host's
-            before the next call.
+            before the next call; see `Executors.fetch_weights`.
         num_trained: Number of training calls of any model: for inference, at the time
             when the program got the weights; for training, including the program's last
             call.
@@ -185,13 +184,18 @@ def _refuse_index(
 ) -> None:
     """Raise a DataError with the integers of the call if torch refused an index.
 
-    The first micro-batch fails when it is traced, with shapes; later ones in the call.
+    The first micro-batch fails when it is traced, as an error of its layer; later ones
+    fail in the call.
 
     Raises:
         DataError: torch refused an index.
     """
+    text, cause = str(error).rstrip("."), error.__cause__
+    if "failed with inputs of" in text and isinstance(cause, IndexError):
+        error = cause
+    else:
+        text = f"{type(module).__name__} failed in a call: {text}"
     is_own = isinstance(error, (IpufitError, poptorch.Error))
-    text = str(error).rstrip(".")
     if is_own or not (isinstance(error, IndexError) or _OUT_OF_RANGE.search(text)):
         return
     ranges = ", ".join(
@@ -201,9 +205,8 @@ def _refuse_index(
         if not t.is_floating_point() and t.dtype != torch.bool and t.numel()
     )
     raise DataError(
-        f"{type(module).__name__} failed in a call: {text}. The integers of this call "
-        f"are {ranges or 'none'}: a class, or the row of an embedding, must be less "
-        "than their number, and 0 or more."
+        f"{text}. The integers of this call are {ranges or 'none'}: a class, or the "
+        "row of an embedding, must be less than their number, and 0 or more."
     ) from error
 
 
@@ -398,9 +401,7 @@ class Executors:
     programs in between, in a callback. One training program at a time is on the device:
     it has the optimizer's state, and the wrapper classes of the weights.
 
-    While a training program has newer weights than the host, reading a weight of the
-    module fetches them all, and the reader may change them: the program's next call
-    compares.
+    `fetch_weights` says when weights are copied between the host and the devices.
 
     Args:
         module: The user's module.
@@ -471,7 +472,6 @@ class Executors:
             program = self._build(self._inferences, spec, display)
         program.num_trained = Executors._num_trained
         self._attach(program)
-        program.must_compare = True
         return program
 
     @uninterrupted
@@ -503,7 +503,6 @@ class Executors:
         self._trainer = program
         self._bind_optimizer(program, optimizer)
         self._attach(program)
-        program.must_compare = True
         return program
 
     def _find(self, programs: list[P], spec: ProgramSpec) -> P | None:
@@ -539,8 +538,6 @@ class Executors:
         remove_wrappers(weights)  # another may be gone
         _TRAINERS.update(dict.fromkeys(weights, weakref.ref(self)))
         self._is_trainer = True
-        if self._trainer is not None:
-            self._trainer.must_compare = True
 
     def _sharing(self) -> set[Executors]:
         """Return other models that train some of this module's weights."""
@@ -616,7 +613,11 @@ class Executors:
                     if executor.isCompiled():  # and IPUs were short after it
                         executor.attachToDevice()
                     else:
-                        executor.compile(*tensors)
+                        try:
+                            executor.compile(*tensors)
+                        except DataError as error:
+                            _refuse_index(error, step.module, spec.example)
+                            raise
 
                 stack.enter_context(display.compiling(spec.name))
                 self._acquire(executor, attach)
@@ -742,15 +743,37 @@ class Executors:
 
     @uninterrupted
     def fetch_weights(self) -> None:
-        """Download the newest weights into the user's module, and remove the wrappers.
+        """Bring the newest weights to the host, where they may be read and changed.
 
-        The host may change the weights there, so the next call compares them.
+        A training call leaves the newest weights on its device, and nothing is copied
+        until the other side needs them. They are copied to the host when
+
+        * Python reads a weight of the module, which the user has (`Wrappers`);
+        * ipufit reads or changes the module: it saves, copies, checks, exports or
+          summarizes the model, or sets or averages its weights;
+        * an inference program is prepared, or called after training, because it gets
+          its weights from the host;
+        * another program trains, or another model that has some of the weights, for
+          the same reason;
+        * the IPUs are released, because attaching a program uploads the host's weights;
+        * a run ends or the model is deleted, because nothing of ipufit may be called
+          afterwards;
+        * a call ends and there is a running average, which is computed on the host: the
+          device keeps the newest weights (`weights_shown`).
+
+        After each of these but the last, the host may have changed the weights. So the
+        next call of each program compares, and copies them to the device if they differ
+        (`_refresh`). PopTorch copies them itself when a program is attached.
+        (`begin_alike` and `share_buffers` copy them from process 0 to other processes.)
+        `docs/concepts/calls.md` counts the copies that each method makes.
         """
         with span("weights"):
             for model in (self, *self._sharing()):
                 model._copy_weights_to_host()
                 if model._trainer is not None:
                     model._trainer.wrappers.take_off()
+            for program in self._programs():
+                program.must_compare = True
 
     @uninterrupted
     def _copy_weights_to_host(self) -> None:
@@ -825,14 +848,6 @@ class Executors:
             if checksum(buffer) == lent:
                 buffer.copy_(before)
         self._lent, self._has_lent = [], False
-
-    @uninterrupted
-    def send_weights(self) -> None:
-        """Mark the weights of the user's module as the newest, for the next calls."""
-        self._ahead = None
-        for program in self._programs():
-            remove_wrappers(program.weights)
-            program.must_compare = True
 
     def _refresh(self, program: Program) -> None:
         """Upload the host's weights if those on the device differ."""
@@ -912,10 +927,9 @@ class Executors:
         action()
 
     def _detach(self, program: Program) -> None:
-        """Detach a program whose weights were downloaded before."""
+        """Detach a program."""
         if isinstance(program, TrainingProgram):
-            self._copy_weights_to_host()
-            program.wrappers.take_off()
+            self.fetch_weights()
         program.executor.detachFromDevice()
 
     def _leave_training(self) -> None:
@@ -923,7 +937,7 @@ class Executors:
         if self._trainer is not None:
             self.fetch_weights()
             if self._trainer.executor.isAttachedToDevice():
-                self._detach(self._trainer)
+                self._trainer.executor.detachFromDevice()
             self._trainer = None
 
     @uninterrupted

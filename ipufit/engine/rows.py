@@ -86,11 +86,15 @@ def check_rows(
                     "row for each graph, pass the mask of graphs; for each node, that "
                     "of nodes."
                 )
+            number = (
+                " A number of each micro-batch, such as a mean, is no output: "
+                'ipufit.log("name", number) in forward reports it.'
+            )
             raise UnsupportedError(
                 f"The module returned a tensor of shape {tuple(output.shape)} for "
                 f"{num_rows} samples. Outside training every output needs one row per "
                 "sample: return batched tensors only, or leave this one out in eval "
-                "mode."
+                f"mode.{number if output.dim() < 2 else ''}"
             )
 
 

@@ -49,7 +49,7 @@ from ipufit.engine.objective import (
 )
 from ipufit.engine.precision import computed_in
 from ipufit.engine.trace_checks import (
-    ResultsNoted,
+    LossRecorder,
     TraceChecks,
     refuse_hidden,
     require_gradient,
@@ -276,7 +276,9 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
         dims = {leaf.dim() for leaf in flat if isinstance(leaf, Tensor)}
         # As of one sample, or of one image: its first dimension was taken for samples.
         hint = "" if dims.isdisjoint({1, 3}) else _ONE_SAMPLE
-        if "'indices' to have" in str(error):
+        if "index out of range in self" in str(error):  # of an embedding
+            hint = ""
+        elif "'indices' to have" in str(error):
             hint = '. Convert them: x.long(), or x.astype("int64").'
         else:
             hint = _conversion(error, flat) or hint
@@ -871,7 +873,7 @@ class Step(torch.nn.Module):
                 batch: Sequence[Tensor] = tensors[:count]
                 if overlap is not None:
                     batch = [poptorch.set_overlap_for_input(t, overlap) for t in batch]
-                noted = ResultsNoted(warns=True)
+                noted = LossRecorder(warns=True)
                 with contextlib.ExitStack() as stack:
                     scalars = stack.enter_context(collected())
                     blocks = stack.enter_context(started_blocks(config.stages))
@@ -908,7 +910,7 @@ class Step(torch.nn.Module):
         return returned
 
     def _called(
-        self, tensors: Sequence[Tensor], noted: ResultsNoted
+        self, tensors: Sequence[Tensor], noted: LossRecorder
     ) -> tuple[Tensor | None, Any]:
         """Call the module or step, and return its own loss and its outputs."""
         inputs = [*tensors[: self.structure.num_inputs]]
@@ -936,7 +938,7 @@ class Step(torch.nn.Module):
         own_loss: Tensor | None,
         outputs: Any,
         scalars: Scalars,
-        noted: ResultsNoted,
+        noted: LossRecorder,
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Findings]:
         """Compute the sums of metrics, and the loss, for `forward`.
 
@@ -1012,7 +1014,7 @@ class Step(torch.nn.Module):
         own_loss: Tensor | None,
         outputs: Any,
         scalars: Scalars,
-        noted: ResultsNoted,
+        noted: LossRecorder,
     ) -> tuple[tuple[Tensor, ...], Findings]:
         """Return the results of an inference program."""
         if own_loss is not None:
@@ -1058,6 +1060,13 @@ class Step(torch.nn.Module):
                     "for an encoder, one number for each pair of tokens for GPT-2."
                 ) from error
             raise
+        except (AssertionError, DataError) as error:  # torch's, without a GPU
+            if not re.search("with CUDA|no NVIDIA", str(error)):
+                raise
+            raise UnsupportedError(
+                f"{error}: the model runs on IPUs, and its tensors are there. Leave "
+                ".cuda() and .to('cuda') out; x.device is the device of x."
+            ) from error
         except (TypeError, AttributeError) as error:
             if not self._targets_hint:
                 raise
@@ -1067,7 +1076,7 @@ class Step(torch.nn.Module):
             ) from error
 
 
-def _checked_mean(loss: Tensor | None, noted: ResultsNoted, rows: int) -> Tensor | None:
+def _checked_mean(loss: Tensor | None, noted: LossRecorder, rows: int) -> Tensor | None:
     """Return a module's or step's own loss as a scalar.
 
     Raises:

@@ -488,7 +488,7 @@ class Misuse(NamedTuple):
         return _TAKEN[self.function]
 
 
-class ResultsNoted(TorchFunctionMode):
+class LossRecorder(TorchFunctionMode):
     """Records the results of loss functions, sigmoids and softmaxes.
 
     PopTorch marks the results of built-in loss functions as losses, also where a metric
@@ -506,7 +506,7 @@ class ResultsNoted(TorchFunctionMode):
         misuses: Calls of loss functions with probabilities that they don't take.
 
     Example:
-        >>> with ResultsNoted() as noted:
+        >>> with LossRecorder() as noted:
         ...     output = torch.sigmoid(torch.zeros(2, 1)).squeeze(1)
         ...     _ = torch.nn.functional.mse_loss(output, torch.ones(2))
         >>> noted.has_losses, noted.function_of(output)
@@ -628,7 +628,7 @@ def refuse_gradient_hooks(modules: Iterable[torch.nn.Module]) -> None:
             raise _hooked("All modules have a backward hook")
     for module in modules:
         for part in modules_of(module):
-            if any(getattr(part, name, None) for name in _HOOKS_OF_MODULES):
+            if part._backward_hooks or part._backward_pre_hooks:
                 path = path_of(module, part)
                 what = f"The module {path!r}" if path else f"{type(part).__name__}"
                 raise _hooked(f"{what} has a backward hook")

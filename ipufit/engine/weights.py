@@ -127,7 +127,7 @@ def user_name(name: str) -> str:
     return name[len(MODULE) :] if name.startswith(MODULE) else name
 
 
-_PLAIN: MutableMapping[Tensor, type[Tensor]] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
+_ORIGINAL: MutableMapping[Tensor, type[Tensor]] = WeakIdKeyDictionary()  # type: ignore[no-untyped-call,unused-ignore]
 """The class that each weight had before PopTorch saw it."""
 
 
@@ -158,24 +158,24 @@ def unfetched(weight: Tensor, name: str, default: Any = _RAISED) -> Any:
 def remember_classes(weights: Iterable[Tensor]) -> None:
     """Remember the classes of weights before they are wrapped for the first time."""
     for weight in weights:
-        if weight not in _PLAIN:
-            _PLAIN[weight] = type(weight)
+        if weight not in _ORIGINAL:
+            _ORIGINAL[weight] = type(weight)
 
 
-def plain_class(weight: Tensor) -> type[Tensor]:
+def original_class(weight: Tensor) -> type[Tensor]:
     """Return the class of a weight without PopTorch's wrapper.
 
     Example:
-        >>> plain_class(torch.zeros(1))
+        >>> original_class(torch.zeros(1))
         <class 'torch.Tensor'>
     """
-    return _PLAIN.get(weight, type(weight))
+    return _ORIGINAL.get(weight, type(weight))
 
 
 def remove_wrappers(weights: Iterable[Tensor]) -> None:
     """Restore the classes that weights had before they were wrapped."""
     for weight in weights:
-        weight.__class__ = plain_class(weight)
+        weight.__class__ = original_class(weight)
 
 
 class Wrappers:
@@ -189,7 +189,9 @@ class Wrappers:
     """
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
-        self._classes = [(weight, _PLAIN[weight], type(weight)) for weight in weights]
+        self._classes = [
+            (weight, _ORIGINAL[weight], type(weight)) for weight in weights
+        ]
         self._on_touch: Callable[[], Callable[[], None] | None] = _nobody
         reference = weakref.ref(self)  # PopTorch keeps its classes for good
         for wrapper in {new for _, plain, new in self._classes if new is not plain}:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim import lr_scheduler
 
-from ipufit._arguments import check_choice, check_whole
+from ipufit._arguments import check_choice, check_integer
 from ipufit._hints import hints_at
 from ipufit._kinds import Kind, anything, list_of, number
 from ipufit.callbacks import Callback, History
@@ -728,7 +728,7 @@ def _read_optimizers(
     scheduler = settings["scheduler"]
     interval, every = settings.get("interval", "epoch"), settings.get("frequency", 1)
     check_choice("interval", interval, ("epoch", "step"), of="A scheduler")
-    check_whole("frequency", every, least=1, of="A scheduler")
+    check_integer("frequency", every, least=1, of="A scheduler")
     if not isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
         scheduler = Every(scheduler, every) if every > 1 else scheduler
         return optimizer, scheduler if interval == "step" else PerEpoch(scheduler), None

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ipufit._arguments import ArgumentRepr, refuse, shown
+from ipufit._arguments import ArgumentRepr, number_in, refuse, shown
 from ipufit._tree import Structure, leaves_of, map_tensors
 from ipufit.errors import ConfigError, DataError
 
@@ -74,6 +74,7 @@ class NamedMetric(ArgumentRepr):
     has_binary_loss: bool | None = None
     has_probabilities = False
     has_parts = False
+    is_matrix = False
     _default_name: str | None = None
     _from_logits: bool | None = None
     _is_multi_label = False
@@ -85,10 +86,15 @@ class NamedMetric(ArgumentRepr):
 
     def __init__(self, name: str | None = None) -> None:
         if name is None:
-            name = self._default_name or snake_case(type(self).__name__)
+            return
         if not isinstance(name, str) or not name:
             refuse("name", name, "a name", type(self).__name__)
         self.name = name
+
+    @functools.cached_property
+    def name(self) -> str:
+        """Key in logs and History, also if a subclass doesn't call `__init__`."""
+        return self._default_name or snake_case(type(self).__name__)
 
     @property
     def _takes_logits(self) -> bool:
@@ -104,12 +110,15 @@ class NamedMetric(ArgumentRepr):
 def named_figures(name: str, value: Any) -> dict[str, Any]:
     """Name the values of a metric; those of a dict by the metric's name and their key.
 
+    Single numbers become Python's.
+
     Example:
         >>> named_figures("recall", {"0.3": {"0": 1.0, "1": 0.5}})
         {'recall_0.3_0': 1.0, 'recall_0.3_1': 0.5}
     """
     if not isinstance(value, dict):
-        return {name: value}
+        number = number_in(value)
+        return {name: value if number is None else number}
     parts = [named_figures(f"{name}_{key}", part) for key, part in value.items()]
     return {key: part for named in parts for key, part in named.items()}
 
@@ -255,7 +264,7 @@ class CollectingMetric(StreamedMetric):
             return float("nan")
         structure = Structure.of_outputs(self._batches[0])
         columns = zip(*map(structure.flatten, self._batches))
-        return self._figure(*structure.rebuild(torch.cat(list(c)) for c in columns))
+        return self._compute(*structure.rebuild(torch.cat(list(c)) for c in columns))
 
     def reset(self) -> None:
         """Discard all batches."""
@@ -266,7 +275,7 @@ class CollectingMetric(StreamedMetric):
         """Return a list or tuple of nested tensors with the same number of rows."""
 
     @abc.abstractmethod
-    def _figure(self, *rows: Any) -> float:
+    def _compute(self, *rows: Any) -> float:
         """Compute the metric's value from the rows of all batches."""
 
 
@@ -429,7 +438,7 @@ def naming_targets(name: str) -> Iterator[None]:
 
     Example:
         >>> with naming_targets("mine"):
-        ...     within(torch.tensor([0, 9]), 0, 2, torch.ones(2))
+        ...     counted(torch.tensor([0, 9]), [], None, bounds=(0, 2))
         Traceback (most recent call last):
         ipufit.errors.DataError: The metric 'mine' got the target 9, and takes...
     """
@@ -440,11 +449,11 @@ def naming_targets(name: str) -> Iterator[None]:
         _naming.reset(token)
 
 
-def _name_target(targets: Tensor, is_wrong: Tensor, low: int, high: int) -> None:
+def _name_target(targets: Tensor, counts: Tensor, bounds: tuple[int, int]) -> None:
     name = _naming.get()
-    if name is None or not is_wrong.any():
+    if name is None or not counts.isnan().any():
         return
-    value = targets[is_wrong][0].item()
+    value = targets[counts.isnan()][0].item()
     what, kind, advice = (
         f"the target {value:g}",
         "classes",
@@ -455,7 +464,8 @@ def _name_target(targets: Tensor, is_wrong: Tensor, low: int, high: int) -> None
     elif value == FRACTION:
         what, advice = "a target that is a fraction or NaN", _MARK
     raise DataError(
-        f"The metric {name!r} got {what}, and takes {kind} from {low} to {high}. "
+        f"The metric {name!r} got {what}, and takes {kind} from {bounds[0]} to "
+        f"{bounds[1]}. "
         f"{advice}"
     )
 
@@ -537,7 +547,7 @@ def weighted(values: Tensor, weights: Tensor) -> Tensor:
         >>> weighted(torch.tensor([3.0, float("nan")]), torch.tensor([2.0, 0.0]))
         tensor([6., 0.])
     """
-    return torch.where(weights.eq(0), zeros_like(values), values.mul(weights))
+    return values.mul(weights).masked_fill(weights.eq(0), 0.0)
 
 
 def spread_weights(weights: Tensor, values: Tensor) -> Tensor:
@@ -774,7 +784,7 @@ def bits(
         tensor([1., 0.])
     """
     truths = matched_targets(outputs, targets)
-    counts = within(truths, lowest, 1, counted(truths, ignored, weights))
+    counts = counted(truths, ignored, weights, (lowest, 1))
     return Elements(in_float32(outputs), truths, counts)
 
 
@@ -836,18 +846,26 @@ def classified(
     labels = class_indices(outputs, targets)
     if labels.shape != outputs.shape[:-1]:
         outputs = outputs.movedim(1, -1)
-    counts = counted(labels, ignored, weights)
-    counts = within(labels, 0, outputs.shape[-1] - 1, counts)
+    counts = counted(labels, ignored, weights, (0, outputs.shape[-1] - 1))
     return Classified(in_float32(outputs), labels, counts)
 
 
-def counted(targets: Tensor, ignored: Sequence[int], weights: Tensor | None) -> Tensor:
-    """Return the weights of targets, 0 for ignored targets.
+def counted(
+    targets: Tensor,
+    ignored: Sequence[int],
+    weights: Tensor | None,
+    bounds: tuple[int, int] | None = None,
+) -> Tensor:
+    """Return the weights of targets: 0 for ignored, NaN for targets that can't be.
+
+    A compiled program can't raise an error; `Metric.result` raises it for NaN.
 
     Args:
         targets: Class indices, or numbers.
         ignored: Values of ignored targets.
-        weights: `[rows]` or `[rows, ...]`; None to weight all alike.
+        weights: `[rows]` or `[rows, ...]`; None to weight all alike. A target of weight
+            0 may be any.
+        bounds: Least and greatest target; None for targets that are right.
 
     Returns:
         Tensor of the targets' shape, float32.
@@ -855,26 +873,20 @@ def counted(targets: Tensor, ignored: Sequence[int], weights: Tensor | None) -> 
     Example:
         >>> counted(torch.tensor([3, -100]), [-100], None)
         tensor([1., 0.])
-    """
-    counts = weights_like(targets, weights)
-    for index in ignored:
-        counts = counts.masked_fill(targets.eq(index), 0.0)
-    return counts
-
-
-def within(targets: Tensor, low: int, high: int, weights: Tensor) -> Tensor:
-    """Replace the weights of targets outside of the range by NaN.
-
-    A compiled program can't raise an error; `Metric.result` raises it for NaN.
-
-    Example:
-        >>> within(torch.tensor([0, 3, 9]), 0, 2, torch.tensor([1.0, 1.0, 0.0]))
+        >>> counted(torch.tensor([0, 3, 9]), [9], None, bounds=(0, 2))
         tensor([1., nan, 0.])
     """
-    is_within = targets.ge(low).logical_and(targets.le(high))
-    is_wrong = is_within.logical_not().logical_and(weights.ne(0))
-    _name_target(targets, is_wrong, low, high)
-    return weights.masked_fill(is_wrong, float("nan"))
+    counts = weights_like(targets, weights)
+    if bounds is not None:
+        is_wrong = targets.clamp(*bounds).ne(targets)  # True for NaN, too
+        if weights is not None:
+            is_wrong = is_wrong.logical_and(counts.ne(0))
+        counts = counts.masked_fill(is_wrong, float("nan"))
+    for index in ignored:
+        counts = counts.masked_fill(targets.eq(index), 0.0)
+    if bounds is not None:
+        _name_target(targets, counts, bounds)
+    return counts
 
 
 def whole_rows(targets: Tensor, weights: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from ipufit._arguments import check_number, check_whole
+from ipufit._arguments import check_integer, check_number
 
 from .base import (
     IGNORED_INDEX,
@@ -171,7 +171,7 @@ class TopKAccuracy(_Share):
     """
 
     def __init__(self, k: int = 5, name: str | None = None) -> None:
-        check_whole("k", k, least=1, of=type(self).__name__)
+        check_integer("k", k, least=1, of=type(self).__name__)
         default_name = self._default_name or f"top_{k}_accuracy"
         super().__init__(default_name if name is None else name)
         self._k = k

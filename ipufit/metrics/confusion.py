@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ipufit._arguments import check_choice, check_number, check_whole, refuse
+from ipufit._arguments import check_choice, check_integer, check_number, refuse
 from ipufit._plots import Axes, Figure, axes_for, draw_confusion
 from ipufit.errors import DataError
 
@@ -165,13 +165,13 @@ class ConfusionMetric(Metric):
         return dict(zip(map(str, self._thresholds), values))
 
     def _value(self, counts: Counts) -> Any:
-        value = self._figure(counts)
+        value = self._compute(counts)
         if float(torch.stack(counts).sum()):
             return value
         nothing = self._value_of_nothing
         return dict.fromkeys(value, nothing) if isinstance(value, dict) else nothing
 
-    _figure: Callable[[Counts], Any]  # a value, or a dict of several
+    _compute: Callable[[Counts], Any]  # a value, or a dict of several
 
 
 def both_classes(counts: Counts, *, has_labels: bool | None) -> Counts:
@@ -240,7 +240,7 @@ class _Count(ConfusionMetric):
     _default_name = "true_positives"
     _value_of_nothing = 0.0
 
-    def _figure(self, counts: Counts) -> float:
+    def _compute(self, counts: Counts) -> float:
         cell: Tensor = getattr(counts, self._cell)
         return float(cell.sum())
 
@@ -307,10 +307,10 @@ class ClassScore(ConfusionMetric):
         least = 0.5 if threshold is None else threshold
         super().__init__(least, from_logits, multi_label, name, ignore_class)
         if class_id is not None:
-            check_whole("class_id", class_id)
+            check_integer("class_id", class_id)
         check_choice("average", average, (*AVERAGES, None))
         if top_k is not None:
-            check_whole("top_k", top_k, least=1)
+            check_integer("top_k", top_k, least=1)
             self._thresholds = [None] if threshold is None else self._thresholds
         self._average = average
         self._class_id = class_id
@@ -326,7 +326,7 @@ class ClassScore(ConfusionMetric):
                     f"shape {tuple(shape)}: scores of {num_classes} classes."
                 )
 
-    def _figure(self, counts: Counts) -> Any:
+    def _compute(self, counts: Counts) -> Any:
         if self._class_id is not None:
             return float(self._scores(counts)[self._class_id])
         if self._average == "micro":
@@ -497,7 +497,7 @@ class BalancedAccuracy(ConfusionMetric):
     ) -> None:
         super().__init__(threshold, from_logits, name=name)
 
-    def _figure(self, counts: Counts) -> float:
+    def _compute(self, counts: Counts) -> float:
         counts = both_classes(counts, has_labels=self._has_labels)
         return mean_score(counts.tp, counts.tp + counts.fn)
 
@@ -536,7 +536,7 @@ class MeanIoU(ConfusionMetric):
     ) -> None:
         super().__init__(threshold, from_logits, False, name, ignore_class)
         if num_classes is not None:
-            check_whole("num_classes", num_classes, least=2)
+            check_integer("num_classes", num_classes, least=2)
         self._num_classes = num_classes
 
     def _check_classes(self, num_classes: int, shape: torch.Size) -> None:
@@ -547,7 +547,7 @@ class MeanIoU(ConfusionMetric):
                 f"{tuple(shape)}, which are scores of {num_scored} classes."
             )
 
-    def _figure(self, counts: Counts) -> float:
+    def _compute(self, counts: Counts) -> float:
         counts = both_classes(counts, has_labels=self._has_labels)
         return mean_score(counts.tp, union(counts))
 
@@ -580,6 +580,8 @@ class ConfusionMatrix(ConfusionMetric):
         >>> metric.result(sums.double())
         [[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     """
+
+    is_matrix = True
 
     def __init__(
         self,

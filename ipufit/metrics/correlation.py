@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Sequence
 import torch
 from torch import Tensor
 
-from ipufit._arguments import check_choice, check_whole
+from ipufit._arguments import check_choice, check_integer
 
 from .base import (
     CollectingMetric,
@@ -226,7 +226,7 @@ class R2Score(_VarianceShare):
         super().__init__(name)
         averages = ("uniform_average", "variance_weighted_average", None)
         check_choice("class_aggregation", class_aggregation, averages)
-        check_whole("num_regressors", num_regressors, of="R2Score")
+        check_integer("num_regressors", num_regressors, of="R2Score")
         self._average, self._num_regressors = class_aggregation, num_regressors
         if class_aggregation is None:
             self.has_parts = True
@@ -336,7 +336,7 @@ class SpearmanCorrelation(CollectingMetric):
         predicted, actual, counts = _columns(outputs, targets, weights)
         return [predicted, actual, kept(self.name, counts)]
 
-    def _figure(self, *rows: Tensor) -> float:
+    def _compute(self, *rows: Tensor) -> float:
         """Average over outputs; NaN if outputs or targets are constant."""
         columns = list(zip(*(part.unbind(1) for part in rows)))
         return sum(_rank_correlation(*column) for column in columns) / len(columns)

@@ -10,7 +10,7 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import Tensor
 
-from ipufit._arguments import check_choice, check_number, check_whole, refuse
+from ipufit._arguments import check_choice, check_integer, check_number, refuse
 from ipufit.errors import ConfigError, DataError
 
 from .base import (
@@ -107,7 +107,7 @@ class AUC(Metric):
         # All scores are above the first threshold and none is above the last, so that
         # only those between are compared.
         kind = type(self).__name__
-        check_whole("num_thresholds", num_thresholds, least=2, of=kind)
+        check_integer("num_thresholds", num_thresholds, least=2, of=kind)
         self._num_steps = num_thresholds - 1
         lists = {"thresholds": thresholds, "label_weights": label_weights}
         for label, values in lists.items():
@@ -162,13 +162,13 @@ class AUC(Metric):
             for half in sums.reshape(2, -1, 1 + num_inner)
         )
         refuse_parts(self.name, tp[:, 0] + fp[:, 0])
-        areas = [self._figure(*label) for label in zip(tp, fp)]
+        areas = [self._compute(*label) for label in zip(tp, fp)]
         if self._label_weights is None or self._average == "micro":
             return _average(areas, tp, self._average)
         label_weights = torch.tensor(self._label_weights, dtype=torch.float64)
         return _average(areas, label_weights.unsqueeze(1), "weighted")
 
-    def _figure(self, tp: Tensor, fp: Tensor) -> float:
+    def _compute(self, tp: Tensor, fp: Tensor) -> float:
         """Compute the area from the weights of 1s and 0s above each threshold."""
         if self._is_roc:
             return _roc(tp, fp, self._method)
@@ -197,7 +197,7 @@ class _Best(AUC):
     ) -> None:
         check_number(self._limited, least, of=type(self).__name__, least=0, most=1)
         if class_id is not None:
-            check_whole("class_id", class_id)
+            check_integer("class_id", class_id)
         super().__init__(
             num_thresholds,
             from_logits=from_logits,
@@ -208,7 +208,7 @@ class _Best(AUC):
         self._least = least
         self._class_id = class_id
 
-    def _figure(self, tp: Tensor, fp: Tensor) -> float:
+    def _compute(self, tp: Tensor, fp: Tensor) -> float:
         if not _has_both(tp, fp):
             return math.nan
         above = tp[1:], fp[1:]
@@ -389,7 +389,7 @@ class _Ranked(CollectingMetric):
         with naming_targets(self.name):
             return _split_labels(self, outputs, targets, weights)
 
-    def _figure(self, *rows: Tensor) -> float:
+    def _compute(self, *rows: Tensor) -> float:
         """Compute the area; NaN if scores are NaN."""
         points = [_points(*label) for label in zip(*(part.unbind(1) for part in rows))]
         areas = [self._area(tp, fp) for tp, fp in points]

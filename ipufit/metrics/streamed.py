@@ -50,7 +50,7 @@ class StreamedFunction(CollectingMetric):
             return outputs, targets
         return kept_rows(self.name, outputs, targets, weights)
 
-    def _figure(self, *rows: Any) -> float:
+    def _compute(self, *rows: Any) -> float:
         return one_number(
             self.name, self._function(*tree_map(torch.Tensor.numpy, rows))
         )

@@ -4,23 +4,26 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from ipufit import checkpoint as files
 from ipufit._arguments import (
     check_choice,
     check_flags,
+    check_integer,
     check_number,
-    check_whole,
     shown,
 )
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import IPUConfig
+from ipufit.data.arrays import ArrayDataset
 from ipufit.data.datasets import Source
 from ipufit.data.streams import StreamSource
 from ipufit.distributed import Processes
@@ -63,9 +66,12 @@ _POSITIVE = (
 
 @dataclass(frozen=True, eq=False)
 class FitArguments:
-    """Arguments of `fit`, each checked by itself.
+    """Arguments of `fit`, and the checks of them.
 
-    `plan_fit` checks whether they fit the model, the data and each other.
+    Each is checked by itself when this is made. `check_loss`, `check_processes` and
+    `calls_between_validations` check whether they fit the loss, all processes, and the
+    validation sets. Numbers of samples are checked where they are divided:
+    `derive_plan` for `batch_size`, `TrainingBatches.set_epochs` for `steps_per_epoch`.
 
     Attributes:
         updates_per_call: Number of updates of each call; None to let ipufit choose.
@@ -97,15 +103,16 @@ class FitArguments:
         check_choice("drop_last", self.drop_last, (True, False, "pad"))
         for name in _POSITIVE:
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), least=1)
-        check_whole("epochs", self.epochs)
-        check_whole("initial_epoch", self.initial_epoch)
+                check_integer(name, getattr(self, name), least=1)
+        check_integer("epochs", self.epochs)
+        check_integer("initial_epoch", self.initial_epoch)
         freq: Any = self.validation_freq
         for every in freq if _is_listed(freq) else [freq]:
-            check_whole("validation_freq", every, least=1)
+            check_integer("validation_freq", every, least=1)
         if self.validation_split is not None:
             check_number("validation_split", self.validation_split, least=0, below=1)
-        CallbackList(self.callbacks)
+        if self.callbacks is not None:
+            CallbackList(self.callbacks)
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> FitArguments:
@@ -136,6 +143,107 @@ class FitArguments:
     def pads(self) -> bool:
         """Whether the last call of an epoch is filled up with padding."""
         return self.drop_last is not True
+
+    def check_loss(self, objective: Objective, source: Source) -> None:
+        """Refuse data, class weights or padding that the loss can't take.
+
+        Raises:
+            DataError: Targets are missing.
+            UnsupportedError: The module returns its own loss.
+        """
+        require_targets(source, objective, "x", "train")
+        class_weight = self.class_weight
+        is_weighted = class_weight is not None or self.pads
+        has_rows = source.structure.rows is None
+        if not (has_rows and objective.owns_loss and is_weighted):
+            return
+        what = "class_weight"
+        if class_weight is None:
+            what = f"drop_last={self.drop_last!r}"
+        whose, instead = "the module returns its own loss", "compile() with a loss"
+        if objective.steps is not None:
+            whose = "the model's step returns the mean loss"
+            instead = "Pass sample_weight to fit(), which the step gets"
+            if class_weight is None:
+                instead = "Choose factors that divide the number of samples"
+        raise UnsupportedError(
+            f"{what} was given, but {whose}, in which samples can't be told apart. "
+            f"{instead}, or leave it out."
+        )
+
+    def check_processes(
+        self, processes: Processes, source: Source, validated: Mapping[str, Source]
+    ) -> None:
+        """Refuse arguments or arrays in memory that differ between processes.
+
+        Raises:
+            ProcessError: Some of the arguments aren't the same everywhere.
+            DataError: Some rows of the arrays, or the shapes, aren't.
+        """
+        if not processes.are_several:
+            return
+        counts = {name: common_samples(set_) for name, set_ in validated.items()}
+        callbacks = CallbackList(self.callbacks).callbacks
+        processes.require_same(
+            "fit",
+            samples=common_samples(source),
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            steps_per_epoch=self.steps_per_epoch,
+            shuffle=self.shuffle,
+            validation_samples=counts.get("", counts or None),
+            callbacks=[type(callback).__name__ for callback in callbacks],
+        )
+        for set_ in (source, *validated.values()):
+            if len(set(processes.gathered(set_.checksum()))) > 1:
+                raise DataError(
+                    f"The arrays of `{set_.name}` have other rows in some processes. "
+                    "Each process takes its part of the same data, so a row could be "
+                    "trained on in one process and validated on in another. Seed what "
+                    "splits or makes them: train_test_split(..., random_state=0), or "
+                    "random_split(..., generator=torch.Generator().manual_seed(0))."
+                )
+
+    def calls_between_validations(
+        self, updates_per_call: int, validated: Mapping[str, Source]
+    ) -> int | None:
+        """Return the number of training calls between two validations in an epoch.
+
+        Returns:
+            The number; None if `validation_updates` isn't set.
+
+        Raises:
+            ConfigError: There is no validation data, or validations don't fall between
+                calls.
+            DataError: A validation set is a generator, and there are several
+                validations.
+        """
+        calls, updates = None, self.validation_updates
+        if updates is not None:
+            calls, rest = divmod(updates, updates_per_call)
+            if rest:
+                raise ConfigError(
+                    f"validation_updates={updates} isn't a multiple of the "
+                    f"{updates_per_call} updates that a call makes (device_iterations),"
+                    " and a validation comes between calls. Choose a multiple."
+                )
+            if not validated:
+                raise ConfigError(
+                    f"validation_updates={updates} was given, and there is nothing to "
+                    "validate on. Pass validation_data, or leave it out."
+                )
+        for set_ in validated.values():
+            if self.validation_steps is not None or not set_.is_one_shot:
+                continue
+            epochs = range(self.initial_epoch, self.epochs)
+            times = len([*itertools.islice(filter(self.is_validated, epochs), 2)])
+            if calls is not None or times > 1:
+                raise DataError(
+                    f"`{set_.name}` is a generator, which can be gone through once, "
+                    "and there are several validations. Pass a loader or a dataset, "
+                    "which can be begun anew."
+                )
+        return calls
 
 
 def _is_listed(freq: Any) -> bool:
@@ -170,105 +278,23 @@ class InferenceArguments:
     is_single: bool = False
 
 
-def calls_between(
-    updates: int | None, per_call: int, validated: Mapping[str, Source]
-) -> int | None:
-    """Return the number of training calls between two validations in an epoch.
-
-    Returns:
-        The number; None if `validation_updates` isn't set.
-
-    Raises:
-        ConfigError: There is no validation data, or validations don't fall between
-            calls.
-    """
-    if updates is None:
-        return None
-    calls, rest = divmod(updates, per_call)
-    if rest:
-        raise ConfigError(
-            f"validation_updates={updates} isn't a multiple of the {per_call} updates "
-            "that a call makes (device_iterations), and a validation comes between "
-            "calls. Choose a multiple."
-        )
-    if not validated:
-        raise ConfigError(
-            f"validation_updates={updates} was given, and there is nothing to validate "
-            "on. Pass validation_data, or leave it out."
-        )
-    return calls
-
-
-def check_repeats(source: Source, steps: int | None, num_validations: int) -> None:
-    """Refuse to iterate over a generator several times.
-
-    Raises:
-        DataError: The data is a generator, and there are several validations.
-    """
-    is_one_shot = isinstance(source, StreamSource) and source.is_one_shot
-    if steps is None and is_one_shot and num_validations > 1:
-        raise DataError(
-            f"`{source.name}` is a generator, which can be gone through once, and "
-            "there are several validations. Pass a loader or a dataset, "
-            "which can be begun anew."
-        )
-
-
-def check_weighting(objective: Objective, arguments: FitArguments) -> None:
-    """Refuse class weights or padding that a loss can't take.
-
-    Raises:
-        UnsupportedError: The module returns its own loss.
-    """
-    drop_last, class_weight = arguments.drop_last, arguments.class_weight
-    if not objective.owns_loss or (class_weight is None and drop_last is True):
-        return
-    what = f"drop_last={drop_last!r}" if class_weight is None else "class_weight"
-    whose, instead = "the module returns its own loss", "compile() with a loss"
-    if objective.steps is not None:
-        whose = "the model's step returns the mean loss"
-        instead = "Pass sample_weight to fit(), which the step gets"
-        if class_weight is None:
-            instead = "Choose factors that divide the number of samples"
-    raise UnsupportedError(
-        f"{what} was given, but {whose}, in which samples can't be told apart. "
-        f"{instead}, or leave it out."
-    )
-
-
 def common_samples(source: Source) -> int | None:
     """Return the number of samples, or None if processes have different samples."""
     return None if isinstance(source, StreamSource) else source.num_samples
 
 
-def require_same_rows(processes: Processes, *sources: Source) -> None:
-    """Refuse arrays in memory that differ between processes.
-
-    Raises:
-        DataError: Some of their rows, or the shapes, aren't the same everywhere.
-    """
-    for source in sources if processes.are_several else ():
-        if len(set(processes.gathered(source.checksum()))) > 1:
-            raise DataError(
-                f"The arrays of `{source.name}` have other rows in some processes. "
-                "Each process takes its part of the same data, so a row could be "
-                "trained on in one process and validated on in another. Seed what "
-                "splits or makes them: train_test_split(..., random_state=0), or "
-                "random_split(..., generator=torch.Generator().manual_seed(0))."
-            )
-
-
 def require_targets(
     source: Source, objective: Objective, name: str, purpose: str
 ) -> None:
-    """Refuse samples without targets if a loss or metric needs them.
+    """Refuse samples without the targets that losses and metrics need.
 
     Raises:
-        DataError: Targets are missing.
+        DataError: Targets are missing, or a binary loss can't take them.
         UnsupportedError: There are weights, and the module returns its own loss.
     """
     if not objective.owns_loss:
         source.require_targets(name, purpose)
+        _refuse_no_labels(source, objective, name)
     elif objective.metrics:
         source.require_targets(name, "compute metrics")
     is_of_module = objective.owns_loss and objective.steps is None
@@ -278,6 +304,36 @@ def require_targets(
             "which samples can't be told apart. Give the weights to the module as an "
             "input, or compile() with a loss."
         )
+
+
+def _refuse_no_labels(source: Source, objective: Objective, name: str) -> None:
+    """Refuse targets in memory that are far from the 0s and 1s of a binary loss.
+
+    Shares and noisy labels, such as 1.2, are taken. Samples with weights may have any
+    targets, because a weight of 0 leaves them out.
+
+    Raises:
+        DataError: A target is below -1, or 2 or more.
+    """
+    structure, data = source.structure, source.dataset
+    if structure.has_weights or not isinstance(data, ArrayDataset):
+        return
+    targets = structure.targets.rebuild(data.tensors[structure.num_inputs :])
+    for key, loss in objective.losses:
+        part = targets.get(key) if isinstance(targets, dict) else targets
+        if not (loss.is_binary and isinstance(part, Tensor)):
+            continue
+        values = part if data.rows is None else part[data.rows]
+        values = values.to(torch.float32)  # -1 is 255 for torch beside 8 bits
+        is_odd = values.lt(-1).logical_or(values.ge(2))
+        if is_odd.any():
+            row, *_ = is_odd.nonzero()[0].tolist()
+            raise DataError(
+                f"The loss {loss.name!r} takes targets of 0 and 1, and a target of "
+                f"`{name}` is {float(values[is_odd][0]):g}, in row {row}. For classes "
+                "use 'cross_entropy', with an output for each; targets that don't "
+                "count need a sample_weight of 0 each."
+            )
 
 
 def names_in_logs(
@@ -318,7 +374,7 @@ def with_steps(config: IPUConfig, steps_per_execution: int | None) -> IPUConfig:
     """Return a config with the `steps_per_execution` of `compile`."""
     if steps_per_execution is None:
         return config
-    check_whole("steps_per_execution", steps_per_execution, least=1)
+    check_integer("steps_per_execution", steps_per_execution, least=1)
     now = config.updates_per_call
     if now not in (None, steps_per_execution):
         raise ConfigError(

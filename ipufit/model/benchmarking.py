@@ -11,7 +11,7 @@ from typing import Any, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 
-from ipufit._arguments import check_whole, shown
+from ipufit._arguments import check_integer, shown
 from ipufit.callbacks.measuring import throughput_line
 from ipufit.data.arrays import column_names
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches
@@ -119,9 +119,9 @@ def benchmark(
     for name, value, known in (("mode", mode, _MODES), ("data", data, tuple(_DATA))):
         if not isinstance(value, str) or value not in known:
             raise UnknownNameError(f"{name} of benchmark()", shown(value), known)
-    check_whole("calls", calls, least=1)
-    check_whole("repeats", repeats, least=1)
-    check_whole("warmup", warmup)
+    check_integer("calls", calls, least=1)
+    check_integer("repeats", repeats, least=1)
+    check_integer("warmup", warmup)
     is_training, loading = mode == _MODES[0], model._planner.loading
     if is_training:
         model._planner.require_compiled()

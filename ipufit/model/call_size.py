@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose how many updates a call of training makes, and how many passes other calls.
 
-The user's number counts (`IPUConfig.updates_per_call`, which `compile` may set). If it
-is left open, the number is as large as users can't notice. Each call has a fixed cost:
-on IPUs a round trip between host and device. So larger calls cost less per update. A
-training call ends wherever a callback or a check must run, and an epoch consists of
-whole calls.
+`choose_updates_per_call` decides for each training. The user's number counts
+(`IPUConfig.updates_per_call`, which `compile` may set). If it is left open, the number
+is as large as users can't notice. Each call has a fixed cost: on IPUs a round trip
+between host and device. So larger calls cost less per update. A training call ends
+wherever a callback or a check must run, and an epoch consists of whole calls.
 
-The size of a call of `evaluate` or `predict` changes no number. It is limited by the
+The size of a call of `evaluate` or `predict` (`choose_passes_per_call`) changes no
+number. It is limited by the
 memory of inputs and outputs on the host, by the time of a call, and by the padding of
 the last call, which is computed and discarded. Each other size is another program,
 which takes minutes to compile on IPUs. So sizes come from a short list, four to each
@@ -74,7 +75,7 @@ _LEAST_CALLS = 16
 """Calls of a pass over samples that are loaded: some are loaded while others train."""
 
 
-def updates_per_call(
+def choose_updates_per_call(
     module: torch.nn.Module,
     config: IPUConfig,
     settings: CompileSettings,
@@ -83,12 +84,15 @@ def updates_per_call(
     plan: BatchPlan,
     arguments: FitArguments,
     options: Callable[[], poptorch.Options],
-) -> Choice | None:
-    """Choose the updates of a call of training; None if the user has set the number.
+) -> Choice:
+    """Decide how many updates a call of training makes.
 
-    `fit` gives the same results as with one update per call. The choice is the same in
-    all processes. It depends on the arguments, the config, the callbacks, the settings
-    of `compile`, the data and the size of the module.
+    The first of these that is known: the number that the caller or the config asks for,
+    which has no reason; the number of the run that is resumed; ipufit's choice.
+
+    With the chosen number `fit` gives the same results as with one update per call. The
+    choice is the same in all processes. It depends on the arguments, the config, the
+    callbacks, the settings of `compile`, the data and the size of the module.
 
     Args:
         module: The user's module.
@@ -100,8 +104,9 @@ def updates_per_call(
         arguments: Arguments of the `fit`.
         options: Returns the options of a call of one update.
     """
-    if config.updates_per_call is not None:
-        return None
+    number = arguments.updates_per_call or config.updates_per_call
+    if number is not None:
+        return Choice(number)
     if arguments.checkpoint is not None:
         begun = int(arguments.checkpoint.state["plan"]["device_iterations"])
         return Choice(begun, "the run was begun with so many")
@@ -175,10 +180,10 @@ def updates_per_call(
         if ahead is not None:
             reason = f"workers load {ahead} samples ahead"
             most[reason] = max(1, ahead // (2 * plan.batch_size))
-    return chosen_device_iterations(multiples, most)
+    return largest_updates_per_call(multiples, most)
 
 
-def chosen_device_iterations(
+def largest_updates_per_call(
     multiples: Mapping[str, int], most: Mapping[str, int]
 ) -> Choice:
     """Choose the largest number of updates in a call that keeps all limits.
@@ -194,11 +199,11 @@ def chosen_device_iterations(
 
     Example:
         >>> epoch = {"the 600 updates of an epoch": 600}
-        >>> chosen_device_iterations(epoch, {})
+        >>> largest_updates_per_call(epoch, {})
         Choice(value=60, reason='of the numbers that divide the 600 updates of an epo...
-        >>> chosen_device_iterations(epoch, {"LogEach hears each update": 1})
+        >>> largest_updates_per_call(epoch, {"LogEach hears each update": 1})
         Choice(value=1, reason='LogEach hears each update')
-        >>> chosen_device_iterations({**epoch, "validation_updates=50": 50}, {})
+        >>> largest_updates_per_call({**epoch, "validation_updates=50": 50}, {})
         Choice(value=50, reason='no larger number divides validation_updates=50')
     """
     most = {**most, f"a call has {MOST_UPDATES} updates at most": MOST_UPDATES}
@@ -210,16 +215,16 @@ def chosen_device_iterations(
     value = max(number for number in numbers if number <= bound)
     if value == bound:
         return Choice(value, reason)
-    given = " and ".join(multiples)
+    names = " and ".join(multiples)
     if value == common:
-        own = [name for name, number in multiples.items() if number == common]
-        return Choice(value, f"no larger number divides {own[0] if own else given}")
+        equal = [name for name, number in multiples.items() if number == common]
+        return Choice(value, f"no larger number divides {equal[0] if equal else names}")
     larger = numbers[numbers.index(value) + 1]
-    reason = f"of the numbers that divide {given} the next is {larger}, and {reason}"
+    reason = f"of the numbers that divide {names} the next is {larger}, and {reason}"
     return Choice(value, reason)
 
 
-def passes_per_call(
+def choose_passes_per_call(
     module: torch.nn.Module,
     computation: Computation,
     source: Source,
@@ -276,10 +281,10 @@ def passes_per_call(
         elif passes and num_workers:  # each loads whole calls
             most = min(most, sum(passes) // (4 * num_workers))
     work = plan.samples_per_update * host_calls.num_weights(module)
-    return chosen_inference_iterations(passes, num_bytes, least, max(1, most), work)
+    return largest_passes_per_call(passes, num_bytes, least, max(1, most), work)
 
 
-def chosen_inference_iterations(
+def largest_passes_per_call(
     passes: Sequence[int],
     bytes_per_pass: int | None,
     least: int = 1,
@@ -307,13 +312,13 @@ def chosen_inference_iterations(
         The number, and why the number isn't larger.
 
     Example:
-        >>> chosen_inference_iterations([500], bytes_per_pass=2_500)
+        >>> largest_passes_per_call([500], bytes_per_pass=2_500)
         Choice(value=512, reason='one call takes all 500')
-        >>> chosen_inference_iterations([80], bytes_per_pass=2_500)
+        >>> largest_passes_per_call([80], bytes_per_pass=2_500)
         Choice(value=80, reason='one call takes all 80')
-        >>> chosen_inference_iterations([81], bytes_per_pass=2_500)
+        >>> largest_passes_per_call([81], bytes_per_pass=2_500)
         Choice(value=28, reason='32 would pad 81 passes to 96')
-        >>> chosen_inference_iterations([80], bytes_per_pass=10_000_000)
+        >>> largest_passes_per_call([80], bytes_per_pass=10_000_000)
         Choice(value=6, reason='7 would take 66 MiB of host memory, beyond 64')
     """
     if bytes_per_pass is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from ipufit._arguments import check_whole
+from ipufit._arguments import check_integer
 from ipufit._poptorch import poptorch
 from ipufit.batching import (
     DEFAULT_BATCH_SIZE,
@@ -27,7 +27,7 @@ from ipufit.data.sources import as_source, example_of, num_trained_on
 from ipufit.data.structure import SampleStructure
 from ipufit.distributed import Processes, warn_in_first_process
 from ipufit.engine.host_calls import HostProgram, OutputSize, give_shapes
-from ipufit.engine.loop import Evaluation, Inference, Training
+from ipufit.engine.loop import Evaluation, Inference, Training, naming_data
 from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import Computation
 from ipufit.engine.program import Executors, gradient_anchors
@@ -50,10 +50,9 @@ from .arguments import (
     CompileSettings,
     FitArguments,
     InferenceArguments,
-    check_weighting,
     require_targets,
 )
-from .call_size import passes_per_call, updates_per_call
+from .call_size import choose_passes_per_call, choose_updates_per_call
 
 if TYPE_CHECKING:
     from ipufit.planning.memory import Device
@@ -70,7 +69,7 @@ class CallPlanner:
         processes: Processes of the run.
 
     Attributes:
-        given_config: The user's config. `config` also has the updates of a call that
+        user_config: The user's config. `config` also has the updates of a call that
             `compile` set, and the stages that were chosen from data.
         settings: The settings of `compile`; None before the first `compile`.
         num_passes: Passes over training data so far, so that no fit repeats an order.
@@ -86,7 +85,7 @@ class CallPlanner:
         processes: Processes,
     ) -> None:
         self.module, self.executors, self.processes = module, executors, processes
-        self.given_config = self.config = config
+        self.user_config = self.config = config
         self.settings: CompileSettings | None = None
         self.num_passes = 0
         self.trained_rows: int | None = None
@@ -110,8 +109,8 @@ class CallPlanner:
         Args:
             cache_dir: Directory for the executables, if the config has none.
         """
-        config = self.given_config
-        self.config = self.given_config = replace(
+        config = self.user_config
+        self.config = self.user_config = replace(
             config, offline=True, cache_dir=config.cache_dir or cache_dir
         )
 
@@ -155,7 +154,7 @@ class CallPlanner:
         if not self.config.has_open_stages:
             return
         names, in_words = self._split(self.config, source)
-        now = with_stages(self.given_config, names)
+        now = with_stages(self.user_config, names)
         if now.pipeline != self.executors.config.pipeline:
             self.executors.place(now, in_words)
         self.config = with_stages(self.config, names)
@@ -163,9 +162,9 @@ class CallPlanner:
 
     def resolved(self, config: IPUConfig, x: Any = None) -> IPUConfig:
         """Return a config with its open stages filled in, for `config.resolved`."""
-        given = self.given_config
-        is_chosen = given.has_open_stages and not self.config.has_open_stages
-        if x is None and is_chosen and given.ipus == config.ipus:
+        is_open = self.user_config.has_open_stages
+        is_chosen = is_open and not self.config.has_open_stages
+        if x is None and is_chosen and self.user_config.ipus == config.ipus:
             return with_stages(config, self.config.pipeline or ())
         source = self.last_source if x is None else as_source(x)
         if source is None:
@@ -212,10 +211,8 @@ class CallPlanner:
         settings, checkpoint = self.require_compiled(), arguments.checkpoint
         optimization, objective = settings.optimization, settings.objective
         check_covers(optimization.optimizer, self.module)
-        require_targets(source, objective, "x", "train")
-        if source.structure.rows is None:
-            check_weighting(objective, arguments)
-        plan, choice = self.training_plan(source, arguments)
+        arguments.check_loss(objective, source)
+        plan, choice = self.training_plan(settings, source, arguments)
         self._check_processes(plan)
         seed = self.config.seed
         if checkpoint is not None:
@@ -259,13 +256,12 @@ class CallPlanner:
         )
 
     def training_plan(
-        self, source: Source, arguments: FitArguments
-    ) -> tuple[BatchPlan, Choice | None]:
-        """Plan a call of training, and choose its updates if they are left open.
+        self, settings: CompileSettings, source: Source, arguments: FitArguments
+    ) -> tuple[BatchPlan, Choice]:
+        """Plan a call of training.
 
         Returns:
-            The factors of a call; the updates that were chosen, and why not more, or
-            None if the config or its own options say how many.
+            The factors of a call; its updates, and why not more if ipufit chose them.
 
         Raises:
             ConfigError: The batch size is not made of its factors.
@@ -275,14 +271,11 @@ class CallPlanner:
         if batch_size is None and config.micro_batch_size is None:
             batch_size = source.batch_size
         plan = config.training_plan(batch_size, own_stages(self.module, config))
-        if arguments.updates_per_call is not None:
-            return replace(plan, device_iterations=arguments.updates_per_call), None
-        settings = self.require_compiled()
         facts = self.module, config, settings, self.processes, source, plan, arguments
-        choice = updates_per_call(*facts, partial(self._training_options, plan))
-        if choice is None:
-            return plan, None
-        return replace(plan, device_iterations=choice.value), choice
+        choice = choose_updates_per_call(*facts, partial(self._training_options, plan))
+        if choice.value != plan.device_iterations:
+            plan = replace(plan, device_iterations=choice.value)
+        return plan, choice
 
     def _options_for(
         self, phase: str, plan: BatchPlan, **settings: Any
@@ -322,10 +315,11 @@ class CallPlanner:
             is_spare: Whether that `fit` won't run, so that a generator may lose its
                 first batch.
         """
+        settings = self.require_compiled()
         source = example_of(
             *arguments.data, is_whole=True, is_spare=is_spare, **self.loading
         )
-        plan, choice = self.training_plan(source, arguments)
+        plan, choice = self.training_plan(settings, source, arguments)
         count = source.num_samples
         if count is not None and arguments.validation_split:
             count = num_trained_on(count, arguments.validation_split)
@@ -335,7 +329,7 @@ class CallPlanner:
         self,
         arguments: FitArguments,
         plan: BatchPlan,
-        choice: Choice | None,
+        choice: Choice,
         count: int | None,
     ) -> EpochPlan:
         """Return the calls of an epoch of a `fit` whose call is planned.
@@ -343,13 +337,12 @@ class CallPlanner:
         Args:
             arguments: Arguments of the `fit`.
             plan: The factors of a call.
-            choice: The updates of a call, if ipufit chose the number.
+            choice: The updates of a call, and why not more if ipufit chose them.
             count: Number of samples to train on; None if unknown.
         """
-        config, own = self.config, own_stages(self.module, self.config)
-        stages = 1
+        config, stages = self.config, 1
         if config.is_pipelined and config.training_options is None:
-            stages = max(forward_stages(config), own)
+            stages = max(forward_stages(config), own_stages(self.module, config))
         steps = arguments.steps_per_epoch
         is_enough = count is None or count >= plan.samples_per_call * plan.processes
         if steps is not None and is_enough:
@@ -357,8 +350,7 @@ class CallPlanner:
         nearest: tuple[int, ...] = ()
         if count is not None and not arguments.pads:
             nearest = self._nearest_batch_sizes(count, plan, choice)
-        reason = "" if choice is None else choice.reason
-        return EpochPlan(plan, count, arguments.pads, stages, nearest, reason)
+        return EpochPlan(plan, count, arguments.pads, stages, nearest, choice.reason)
 
     def model_plan(
         self, arguments: FitArguments, device: str | Device, *, is_spare: bool = False
@@ -393,13 +385,13 @@ class CallPlanner:
         return plan
 
     def _nearest_batch_sizes(
-        self, count: int, plan: BatchPlan, choice: Choice | None
+        self, count: int, plan: BatchPlan, choice: Choice
     ) -> tuple[int, ...]:
         """Return batch sizes near a plan's that leave out none of `count` samples."""
-        one = plan if choice is None else replace(plan, device_iterations=1)
+        least = replace(plan, device_iterations=1) if choice.reason else plan
         stages = own_stages(self.module, self.config)
         derive = partial(self.config.training_plan, own_stages=stages)
-        return nearest_batch_sizes(count, one, derive)
+        return nearest_batch_sizes(count, least, derive)
 
     def warn_of_tail(self, training: Training) -> None:
         """Warn of samples that `fit` leaves out, and of updates without samples."""
@@ -470,13 +462,13 @@ class CallPlanner:
             batch_size = source.num_samples  # one batch of `fit`: a graph, or its nodes
         sets = source, *arguments.beside
         asked = [
-            rows_to_evaluate(self.config, one, batch_size, steps, training)
-            for one in sets
+            rows_to_evaluate(self.config, set_, batch_size, steps, training)
+            for set_ in sets
         ]
         batch_size, rows = asked[0]
         max_rows = rows if arguments.max_rows is None else arguments.max_rows
         limits = [max_rows, *(rows for _, rows in asked[1:])]
-        counts = [_samples_to_infer(*one) for one in zip(sets, limits)]
+        counts = [_samples_to_infer(*set_) for set_ in zip(sets, limits)]
         self.settle(source)
         config, choice = _config_of_items(self.config, source), None
         plan = plan_of_pass(self.module, config, batch_size)
@@ -494,13 +486,13 @@ class CallPlanner:
                 hooks = f"on_{kind}_batch_begin", f"on_{kind}_batch_end"
                 is_heard = CallbackList(arguments.callbacks).hears(*hooks)
                 if not is_heard:
-                    choice = passes_per_call(
+                    choice = choose_passes_per_call(
                         *(self.module, computation, source, least, counts),
                         config.num_workers,
                         self._output_size,
                     )
                 everyone = self.processes.gathered((is_heard, choice))
-                choice = None if any(one for one, _ in everyone) else everyone[0][1]
+                choice = None if any(heard for heard, _ in everyone) else everyone[0][1]
         if choice is not None:
             plan = plan_of_pass(self.module, config, batch_size, choice.value)
         if arguments.is_single and config.micro_batch_size is None:
@@ -603,10 +595,35 @@ class CallPlanner:
                 training,
                 beside=[other for other in sources.values() if other is not source],
             )
-            validation = self.evaluation(source, arguments)
+            with naming_data(source.name):
+                validation = self.evaluation(source, arguments)
             validation.prefix = f"{name}_" if name else ""
             planned.append(validation)
         return planned
+
+    def refuse_unfit_labels(self, source: Source, trained: Source) -> None:
+        """Refuse labels of validation data of shapes that the losses can't take.
+
+        Args:
+            source: The validation data.
+            trained: The data of training, whose labels are checked in the trace.
+
+        Raises:
+            DataError: The losses and metrics take the labels of training alone.
+        """
+        objective = self.require_compiled().objective
+        if objective.owns_loss or source.structure.rows is not None:
+            return
+        programs, forms = [], []
+        for data in (source, trained):
+            structure, example = data.structure, data.example(2)
+            programs.append(
+                HostProgram(self.module, Computation(False), structure, example)
+            )
+            labels = example[structure.num_inputs :]
+            forms.append([(t.shape[1:], t.dtype) for t in labels])
+        if forms[0] != forms[1]:
+            programs[0].refuse_unfit_labels(objective, programs[1], source.name)
 
     def prediction(self, source: Source, arguments: InferenceArguments) -> Inference:
         """Plan a prediction.
@@ -720,9 +737,11 @@ def rows_to_evaluate(
     """
     size = batch_size
     if size is not None:
-        check_whole("batch_size", size, least=1)
+        check_integer("batch_size", size, least=1)
     if steps is not None:
-        check_whole("steps" if training is None else "validation_steps", steps, least=1)
+        check_integer(
+            "steps" if training is None else "validation_steps", steps, least=1
+        )
     if source.structure.rows is not None:
         copies = config.num_inference_replicas * config.process.count
         if size not in (None, copies):
@@ -737,8 +756,8 @@ def rows_to_evaluate(
         size = (config.micro_batch_size or micro) * copies
     if steps is None:
         return size, None
-    own = size if training is None else training.batch_size
-    return size, steps * (batch_size or source.batch_size or own)
+    default = size if training is None else training.batch_size
+    return size, steps * (batch_size or source.batch_size or default)
 
 
 def _samples_to_infer(source: Source, max_rows: int | None) -> int | None:

@@ -252,7 +252,7 @@ def _error_finding(error: Exception, topic: str, place: Any = None) -> Finding:
 def _program_findings(training: Training) -> Iterator[Finding]:
     """Trace the program, and yield findings about it and its calls."""
     choice, plan, structure = training.choice, training.plan, training.batches.structure
-    if choice is not None and choice.value == 1 and "hears each" in choice.reason:
+    if choice.value == 1 and "hears each" in choice.reason:
         yield _finding(
             SLOW,
             "calls",

@@ -27,7 +27,7 @@ from ipufit.data.streams import StreamSource
 from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import Computation, Objective
 from ipufit.engine.step import CountsMissingError, NoForwardError, Step, results_of
-from ipufit.engine.trace_checks import ResultsNoted
+from ipufit.engine.trace_checks import LossRecorder
 from ipufit.engine.weights import deep_copied, mode
 from ipufit.errors import ConfigError, suggesting
 from ipufit.types import ShownAsText
@@ -263,7 +263,7 @@ class _Twins:
         self.structure, self.leaves = source.structure, list(leaves)
         self.wide = [t.float() if t.is_floating_point() else t for t in leaves]
         self.notes: list[str] = []
-        config, settings = model._planner.given_config, model._planner.settings
+        config, settings = model._planner.user_config, model._planner.settings
         if settings is not None and settings.mixing is not None:
             self.notes.append("Samples aren't mixed, though compile() got augment.")
         options = config.training_options
@@ -303,7 +303,7 @@ class _Twins:
         """Return the outputs of a module in eval mode, without its loss."""
         inputs = self.structure.nested([tensor.detach() for tensor in self.wide])
         # In the grad mode it is called in: `forward` may call torch.autograd.grad.
-        with mode(module, training=False), ResultsNoted() as noted:
+        with mode(module, training=False), LossRecorder() as noted:
             how = computation, module, self.structure, inputs, (), noted.marked
             return map_tensors(torch.detach, results_of(*how)[1])
 
@@ -326,7 +326,7 @@ class _Twins:
         _return_layers(module)
         _return_layers(host)
         outputs = self._on_host(host, Computation(owns_loss=False))
-        bare = IPUModel(module, self.device._planner.given_config)
+        bare = IPUModel(module, self.device._planner.user_config)
         on_device = bare.predict_on_batch(self.structure.nested(self.leaves))
         bare.detach()
         return _differences("layer", outputs, on_device)

@@ -51,7 +51,7 @@ def state_of(model: Any, own_names: Collection[str]) -> dict[str, Any]:
     parameters = [parameter for group in groups for parameter in group["params"]]
     return {
         "module": model.module,
-        "config": model._planner.given_config,
+        "config": model._planner.user_config,
         "arguments": None if settings is None else dict(settings.arguments),
         "counterparts": model._counterparts.among(parameters),
         "trained": trained,

@@ -46,7 +46,7 @@ from ipufit.types import PathLike
 from .calls import CallPlanner, plan_of_pass, rows_to_evaluate
 
 _ELSEWHERE = {
-    ".pt2": "torch.export.export(model.module.eval(), args)",
+    ".pt2": "torch.export.export(model.module.eval(), args), from torch 2.1 on",
     ".onnx": "torch.onnx.export(model.module.eval(), args, path)",
 }
 _NAME_IN_FOLDER = "executable.popef"

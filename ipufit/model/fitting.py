@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Literal, Mapping
 
 from ipufit import checkpoint as files
-from ipufit.callbacks import CallbackList
 from ipufit.data.datasets import Source
 from ipufit.data.sources import fit_sources
 from ipufit.engine.loop import Training, Validations
@@ -19,10 +17,6 @@ from ipufit.types import PathLike
 
 from .arguments import (
     FitArguments,
-    calls_between,
-    check_repeats,
-    common_samples,
-    require_same_rows,
 )
 from .calls import CallPlanner
 
@@ -37,7 +31,6 @@ class FitPlan:
         validations: The evaluations of the sets, and when they are made.
         epochs: Indices of the epochs to come.
         updates_per_epoch: Number of updates of an epoch; None if unknown.
-        total_updates: Number of updates of all epochs to come; None if unknown.
         settings: Settings that a resumed run must have too, in words.
         checkpoint: The checkpoint of the run to resume; None for a new run.
     """
@@ -47,7 +40,6 @@ class FitPlan:
     validations: Validations
     epochs: range
     updates_per_epoch: int | None
-    total_updates: int | None
     settings: Mapping[str, str]
     checkpoint: files.Checkpoint | None
 
@@ -71,7 +63,7 @@ def plan_fit(
         CheckpointError: The checkpoint to resume can't be read.
         UnsupportedError: The loss can't take an argument, such as class weights.
     """
-    compiled, processes = planner.require_compiled(), planner.processes
+    compiled = planner.require_compiled()
     epochs = range(arguments.initial_epoch, arguments.epochs)
     source, validated = fit_sources(
         *arguments.data,
@@ -80,19 +72,7 @@ def plan_fit(
         shuffle=arguments.shuffle,
         **planner.loading,
     )
-    counts = {name: common_samples(set_) for name, set_ in validated.items()}
-    callbacks = CallbackList(arguments.callbacks).callbacks
-    processes.require_same(
-        "fit",
-        samples=common_samples(source),
-        batch_size=arguments.batch_size,
-        epochs=arguments.epochs,
-        steps_per_epoch=arguments.steps_per_epoch,
-        shuffle=arguments.shuffle,
-        validation_samples=counts.get("", counts or None),
-        callbacks=[type(callback).__name__ for callback in callbacks],
-    )
-    require_same_rows(processes, source, *validated.values())
+    arguments.check_processes(planner.processes, source, validated)
     checkpoint = None
     if resume is not False:
         checkpoint = find_checkpoint(resume, arguments.callbacks)
@@ -102,10 +82,7 @@ def plan_fit(
     calls = batches.calls_per_epoch
     per_epoch = None if calls is None else calls * updates
     total = None if per_epoch is None else per_epoch * len(epochs)
-    between = calls_between(arguments.validation_updates, updates, validated)
-    times = len([*itertools.islice(filter(arguments.is_validated, epochs), 2)])
-    for set_ in validated.values():
-        check_repeats(set_, arguments.validation_steps, times + 2 * bool(between))
+    between = arguments.calls_between_validations(updates, validated)
     evaluations = planner.validations(
         validated,
         arguments.validation_batch_size,
@@ -113,6 +90,8 @@ def plan_fit(
         training.plan,
         arguments.callbacks,
     )
+    for set_ in validated.values():
+        planner.refuse_unfit_labels(set_, source)
     optimization = training.optimization
     of_run = {
         "shuffle": arguments.shuffle,
@@ -134,7 +113,6 @@ def plan_fit(
         Validations(evaluations, arguments.is_validated, between),
         epochs,
         per_epoch,
-        total,
         settings,
         checkpoint,
     )

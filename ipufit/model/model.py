@@ -28,6 +28,7 @@ from ipufit._arguments import (
     check_instance,
     refuse,
     shown,
+    skipped_constructor,
 )
 from ipufit._signals import uninterrupted
 from ipufit._tree import tree_map
@@ -317,7 +318,7 @@ class IPUModel:
                 "loss and the optimizer that it began with. Compile before or after. "
                 "Learning rates may change meanwhile: model.optimizer.learning_rate."
             )
-        config = with_steps(self._planner.given_config, steps_per_execution)
+        config = with_steps(self._planner.user_config, steps_per_execution)
         steps = resolve_steps(self, step, validation_step, predict_step)
         for name in ("loss", "loss_weights"):
             if steps is not None and arguments[name] is not None:
@@ -504,7 +505,7 @@ class IPUModel:
             if checkpoint is not None:
                 saver.check(checkpoint)  # before the training program is dropped
                 resuming.enter_context(saver.of_model.kept_on_error())
-            optimization.begin_fit(plan.total_updates, updates, len(to_come))
+            optimization.begin_fit(plan.updates_per_epoch, updates, len(to_come))
             if checkpoint is not None:
                 saver.of_model.write(checkpoint)
             try:
@@ -516,6 +517,10 @@ class IPUModel:
                 validated = validations.names(training.metrics)
                 names = names_in_logs(training.metrics.names, validated)
                 run.names = None if hooks.adds_names() else names
+                matrices = training.metrics.matrices
+                run.matrices = names_in_logs(
+                    matrices, [(prefix, {*matrices}) for prefix, _ in validated]
+                )
                 self.history, self._runs.saver = history, saver
                 hooks.on_train_begin({})
                 with ended_in_order(self._executors, hooks, run):
@@ -783,7 +788,9 @@ class IPUModel:
             updates_per_call=updates,
         )
         # Passes are numbered by updates, so that no batch draws alike.
-        training = self._planner.training(source, arguments, optimization.num_updates)
+        training = self._planner.training(
+            source, arguments, optimization.num_updates, watched=()
+        )
         self._require_ipus()
         # In a fit its rates hold, and its schedules don't move.
         is_in_fit = self._runs.saver is not None
@@ -791,10 +798,10 @@ class IPUModel:
             if not is_in_fit and self._batch_loop is not optimization:
                 optimization.begin_fit(None, updates)
                 self._batch_loop = optimization
-            training.prepare(Notes())
-            if is_in_fit:
-                optimization.before_call()
             with uninterrupted:
+                training.prepare(Notes())
+                if is_in_fit:
+                    optimization.before_call()
                 for call in training.batches:
                     training.run(call, is_scheduled=not is_in_fit)
                 if is_in_fit:
@@ -1248,7 +1255,8 @@ class IPUModel:
 
         Returns:
             The summary, with `total_parameters` and `num_ipus`, the IPUs of all
-            replicas. `print` shows it once more.
+            replicas. `print` shows it once more. A line of Python's console shows what
+            it returns, so there nothing is printed.
 
         Example:
             >>> from ipufit import IPUConfig, IPUModel
@@ -1258,11 +1266,13 @@ class IPUModel:
                         Sequential...
             4
         """
-        from .summary import summarize_inputs  # few processes ask for it
+        # few processes ask for it
+        from .summary import is_shown_by_console, summarize_inputs
 
         self._executors.fetch_weights()
         summary = summarize_inputs(self._planner, x)
-        say(str(summary))
+        if not is_shown_by_console():
+            say(str(summary))
         return summary
 
     def reset_metrics(self) -> None:
@@ -1311,8 +1321,7 @@ class IPUModel:
             DataError: The weights aren't arrays, or their number, a name or a shape is
                 wrong.
         """
-        host_calls.check_shapes(self.module)
-        state = self.module.state_dict()
+        state = self._fetched_state()
         if isinstance(weights, Mapping):
             odd = sorted(str(name) for name in {*state} ^ {*weights})
             if odd:
@@ -1344,7 +1353,7 @@ class IPUModel:
                     f"The array for {name} has shape {tuple(tensors[name].shape)}, and "
                     f"the weight has {tuple(tensor.shape)}."
                 )
-        self._set_state(tensors)
+        _copy_into(state, tensors)
 
     def save_weights(
         self, path: PathLike, *, moment: files.SavedAt | None = None
@@ -1383,22 +1392,18 @@ class IPUModel:
             MissingCheckpointError: There is no such file.
             FileError: The file can't be read.
         """
-        host_calls.check_shapes(self.module)
+        state = self._fetched_state()
         tensors = files.load_weights(path)
-        state = self.module.state_dict()
-        odd = files.names_that_differ(state, tensors, "shape")
+        odd = files.differences(state, tensors, "shape")
         if odd:
-            raise DataError(
-                f"{str(path)!r} has the weights of another module: {', '.join(odd)} "
-                "are only in one of the two, or have other shapes."
-            )
+            raise DataError(f"{str(path)!r} has the weights of another module: {odd}.")
         for name, tensor in state.items():
             if not torch.can_cast(tensors[name].dtype, tensor.dtype):
                 raise DataError(
                     f"{str(path)!r} has {name} in {tensors[name].dtype}, and the "
                     f"weight is {tensor.dtype}, which can't hold it."
                 )
-        self._set_state(tensors)
+        _copy_into(state, tensors)
 
     @uninterrupted
     def swap_weights(self, *, is_average: bool, is_joint: bool = False) -> None:
@@ -1431,7 +1436,6 @@ class IPUModel:
                 self._executors.share_buffers()
         else:
             average.swap_out()
-        self._executors.send_weights()
 
     # Checkpoints: weights and the optimizer's state, and in a callback the whole run.
 
@@ -1652,6 +1656,9 @@ class IPUModel:
     def __getattr__(self, name: str) -> Any:
         """Raise an error for an unknown attribute, and name that of the module."""
         what = f"{type(self).__name__!r} object"
+        advice = skipped_constructor(type(self))
+        if advice:
+            raise AttributeError(f"{what} has no attribute {name!r}{advice}")
         of_module = f"model.module.{name}" if hasattr(torch.nn.Module, name) else ""
         raise unknown_attribute(what, "model", name, dir(type(self)), of_module)
 
@@ -1724,13 +1731,6 @@ class IPUModel:
         self._executors.fetch_weights()
         return self.module.state_dict()
 
-    @uninterrupted
-    def _set_state(self, tensors: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, tensor in self.module.state_dict().items():
-                tensor.copy_(tensors[name])
-        self._executors.send_weights()
-
     def _saver(self) -> ModelSaver:
         settings = self._planner.require_compiled()
         return ModelSaver(self._executors, settings.optimization, settings.average)
@@ -1771,7 +1771,15 @@ class IPUModel:
         return joined(_join_processes(call, plan.batches) for call in calls)
 
 
-# Metrics and outputs ------------------------------------------------------------------
+# Weights, metrics and outputs ---------------------------------------------------------
+
+
+@uninterrupted
+@torch.no_grad()
+def _copy_into(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the tensors of a state dict that have the same names."""
+    for name, tensor in state.items():
+        tensor.copy_(tensors[name])
 
 
 def _format_metrics(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,13 @@ from ipufit.data.sources import as_source
 from ipufit.engine import host_calls
 from ipufit.engine.step import arguments_of, failures_explained
 from ipufit.engine.weights import mode
+from ipufit.errors import users_frame
 from ipufit.placement import Begun, blocks_begun, followed, stage_and_ipu
 
 from .calls import CallPlanner
+
+_CONSOLES = "<stdin>", "<python-input", "<console>", "<pyshell"
+"""Names of the lines of Python's console, from 3.13 on, of `code` and of IDLE."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +72,8 @@ class Summary:
     was_run: bool
 
     def __repr__(self) -> str:
-        """Return the totals, which consoles show under the table."""
-        totals = f"{len(self.layers)} layers, {self.total_parameters:,} parameters"
-        return f"<Summary: {self.title}, {totals}>"
+        """Return the table, which Python's console shows."""
+        return str(self)
 
     def _ipython_display_(self) -> None:
         """Show nothing in a notebook: `IPUModel.summary` has printed the table."""
@@ -103,6 +107,13 @@ class Summary:
                 "forward begins."
             )
         return "\n".join(lines)
+
+
+def is_shown_by_console() -> bool:
+    """Return whether a line of Python's own console asks, which shows its result."""
+    code = users_frame()[0].f_code
+    is_line = code.co_filename.startswith(_CONSOLES) and code.co_name == "<module>"
+    return is_line and sys.displayhook is sys.__displayhook__
 
 
 def summarize_inputs(planner: CallPlanner, x: Any) -> Summary:

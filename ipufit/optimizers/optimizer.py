@@ -372,12 +372,14 @@ OTHER_WORDS: dict[str, str | None] = {
     **dict.fromkeys((*_HOST_ONLY, "ema_overwrite_frequency", "params")),
     "beta_1": "betas=(beta_1, beta_2)",
     "beta_2": "betas=(beta_1, beta_2)",
+    "decay": "weight_decay; for a rate that falls, compile(lr_schedule=...)",
     "epsilon": "eps",
     "loss_scale_factor": "loss_scaling",
     "lr": "learning_rate, which was given, too",
     "max_grad_norm": "global_clipnorm",
     "rho": "alpha",
     "use_ema": "ema_momentum",
+    "wd": "weight_decay",
 }
 """ipufit's name for a setting of Keras, torch or PopTorch; None if IPUs lack it."""
 
@@ -662,6 +664,11 @@ class Optimizer(ArgumentRepr):
         ours = set(inspect.signature(type(self)).parameters)
         ours -= {"name", "clipnorm", "clipvalue", "settings"}
         for name in self.settings:
+            if name == "momentum" and "betas" in known:
+                raise ConfigError(
+                    f"{self._who} has momentum. Here it is the first of betas, as in "
+                    "betas=(0.9, 0.999)."
+                )
             if name not in known:
                 raise UnknownNameError(f"setting of {self._who}", name, known | ours)
         if self.name == "adamw" and self.settings.get("bias_correction") is False:
@@ -1004,14 +1011,14 @@ class Optimization:
 
     def begin_fit(
         self,
-        total_updates: int | None,
+        updates_per_epoch: int | None,
         updates_per_call: int,
         epochs: int | None = None,
     ) -> None:
         """Prepare for the updates of a fit, and set the values of the first update.
 
         Args:
-            total_updates: Number of updates of the fit; None if unknown.
+            updates_per_epoch: Number of updates of an epoch; None if unknown.
             updates_per_call: Number of updates that share one learning rate, since
                 values are sent between calls only.
             epochs: Number of epochs of the fit; None outside `fit`.
@@ -1022,7 +1029,7 @@ class Optimization:
         Warns:
             SharedRateWarning: A schedule can't be followed update by update.
         """
-        fit = Fit(self.num_updates, total_updates, epochs)
+        fit = Fit(self.num_updates, updates_per_epoch, epochs)
         for setter in self._setters:
             setter.begin_fit(fit)
         self.before_call()
@@ -1072,18 +1079,17 @@ class Optimization:
             state["schedules"] = {name: rates.state_dict() for name, rates in others}
         return state
 
-    def check_state(self, state: Mapping[str, Any], where: str) -> None:
+    def check_state(self, state: Mapping[str, Any]) -> None:
         """Refuse a state of other schedules; change nothing.
 
         Args:
             state: From `state_dict`; `num_updates` and `rates` are known to be there.
-            where: Name of the state in error messages.
 
         Raises:
             ConfigError: The state is of other schedules.
             DamagedCheckpointError: No schedule has such a state.
         """
-        schedules = state.get("schedules", {})
+        schedules, where = state.get("schedules", {}), "state.updates"
         check_saved(dict_of(dict_of(anything)), schedules, f"{where}.schedules")
         names = [
             (set(rates), set(inner) if isinstance(inner, dict) else set())
@@ -1093,12 +1099,13 @@ class Optimization:
         if names[0] != names[1]:
             raise ConfigError(
                 "The checkpoint was saved with another learning rate schedule than "
-                "compile() got. Compile with the same lr_schedule."
+                "compile() got. Compile with the same lr_schedule, or load the "
+                "weights alone."
             )
         if set(self._schedules) != set(schedules):
             raise ConfigError(
                 "The checkpoint was saved with other schedules= than compile() got. "
-                "Compile with the same schedules."
+                "Compile with the same schedules, or load the weights alone."
             )
         is_begun = bool(state["num_updates"])
         self._rates.check_state(state["rates"], f"{where}.rates", is_begun)
@@ -1151,7 +1158,7 @@ def resolve_optimization(
         >>> module = torch.nn.Linear(2, 1)
         >>> schedule = lambda sgd: torch.optim.lr_scheduler.ExponentialLR(sgd, 0.5)
         >>> optimization = resolve_optimization("sgd", schedule, module)
-        >>> optimization.begin_fit(total_updates=3, updates_per_call=1)
+        >>> optimization.begin_fit(updates_per_epoch=3, updates_per_call=1)
         >>> for _ in range(3):
         ...     optimization.before_call()
         ...     print(optimization.optimizer.param_groups[0]["lr"])

@@ -30,8 +30,8 @@ from torch.optim import lr_scheduler
 
 from ipufit._arguments import (
     ArgumentRepr,
+    check_integer,
     check_number,
-    check_whole,
     refuse,
     shown,
 )
@@ -105,7 +105,7 @@ class LossScaleRamp(ArgumentRepr):
         check_number("initial", self.initial, of=where, above=0)
         check_number("factor", self.factor, of=where, above=1)
         if self.every_epochs is None:
-            check_whole("every_updates", self.every_updates, of=where, least=1)
+            check_integer("every_updates", self.every_updates, of=where, least=1)
         else:
             check_number("every_epochs", self.every_epochs, of=where, above=0)
             if self.every_updates is not None:
@@ -536,7 +536,7 @@ class Schedule(ArgumentRepr):
             )
         for boundary in boundaries:
             if name == "boundaries":
-                check_whole("a boundary", boundary, of=self._who, least=1)
+                check_integer("a boundary", boundary, of=self._who, least=1)
             else:
                 check_number("a boundary", boundary, of=self._who, above=0)
         if list(boundaries) != sorted(set(boundaries)):
@@ -575,32 +575,40 @@ class Fit(NamedTuple):
 
     Attributes:
         first: Index of the first update, counted since `compile`.
-        num_updates: Number of updates; None if unknown.
+        per_epoch: Number of updates of an epoch; None if unknown.
         epochs: Number of epochs; None outside `fit`.
     """
 
     first: int
-    num_updates: int | None
+    per_epoch: int | None
     epochs: int | None
 
     @property
+    def num_updates(self) -> int | None:
+        """Number of updates; None if unknown.
+
+        Example:
+            >>> Fit(0, 100, epochs=3).num_updates
+            300
+        """
+        if self.per_epoch is None or self.epochs is None:
+            return self.per_epoch
+        return self.per_epoch * self.epochs
+
+    @property
     def updates_per_epoch(self) -> int:
-        """The number of updates of an epoch.
+        """Number of updates of an epoch, for lengths in epochs; 1 or more.
 
         Raises:
             ConfigError: The number is unknown.
-
-        Example:
-            >>> Fit(0, 300, epochs=3).updates_per_epoch
-            100
         """
-        if self.num_updates is None or self.epochs is None:
+        if self.per_epoch is None:
             raise ConfigError(
                 "A schedule or ramp has lengths in epochs, and the number of updates "
                 "of an epoch is unknown. Use fit(steps_per_epoch=...), or lengths in "
                 "updates: warmup_updates, total_updates, every_updates, boundaries."
             )
-        return max(1, self.num_updates // max(1, self.epochs))
+        return max(1, self.per_epoch)
 
 
 class Setter:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check the state in a checkpoint, before anything of it is used.
 
-The bytes of its files are checked when they are read (`checkpoint/directory.py`). Here
-the values are checked: `check_model` for a model, `check_has_run` and `check_run` for a
-run, `check_same_run` for the settings of a run. Optimizer, average, metrics and
-callbacks check their own values (`check_state`), which is called from here; only sums
-of metrics have to wait for a traced program (`RunSaver.put_back`).
+`check_model` and `check_run` check all values that a model or a run has saved, and call
+nothing else but `check_state` of schedules, of the average, and of callbacks, which
+anybody may write. `check_has_run` and `check_same_run` check before that whether a run
+can go on from the checkpoint. (When the files are read, their bytes were checked; and
+when the program is traced, the sums of metrics are compared with its metrics.)
 
 Values that no model has can only be damage: `DamagedCheckpointError`. Values of another
 model or run are a `ConfigError`. The saved state isn't changed, nor is the model.
@@ -64,6 +64,8 @@ from .contents import (
 )
 
 COUNTERS = "epoch", "calls", "updates", "samples"
+_WEIGHTS_ALONE = "the weights alone: model.load_weights(path / 'model.safetensors')."
+_SAME_OPTIMIZER = f"Compile with the same optimizer, or load {_WEIGHTS_ALONE}"
 SEEDED = "samples seeded one by one"
 """Name of a setting that depends on the number of processes."""
 
@@ -137,25 +139,24 @@ def check_model(
     if saved["class"] != now["class"]:
         raise ConfigError(
             f"The checkpoint is of {saved['class']}, and compile() got "
-            f"{now['class']}. Compile with the same optimizer."
+            f"{now['class']}. {_SAME_OPTIMIZER}"
         )
     if (state["average"] is None) != (average is None):
         raise ConfigError(
             "Only one of checkpoint and optimizer keeps an average of the weights "
-            "(ema_momentum). Compile with the same optimizer."
+            f"(ema_momentum). {_SAME_OPTIMIZER}"
         )
     if "num_averaged" in (state["average"] or {}):
         raise ConfigError(
             "The checkpoint has an equal average of the weights (SWA of version "
-            "0.1), which can't go on. Load the weights alone: "
-            "model.load_weights(path / 'model.safetensors')."
+            f"0.1), which can't go on. Load {_WEIGHTS_ALONE}"
         )
     if len(saved["groups"]) != len(now["groups"]):
         raise ConfigError(
             f"The checkpoint's optimizer has {len(saved['groups'])} parameter groups, "
-            f"and this one {len(now['groups'])}. Compile with the same optimizer."
+            f"and this one {len(now['groups'])}. {_SAME_OPTIMIZER}"
         )
-    optimization.check_state(state["updates"], "state.updates")
+    optimization.check_state(state["updates"])
     kinds = [fields({n: like(v) for n, v in group.items()}) for group in now["groups"]]
     check_saved(each_of(kinds), saved["groups"], "state.optimizer.groups")
     if average is not None:
@@ -184,13 +185,13 @@ def _check_same_tensors(now: Mapping[str, Tensor], saved: Mapping[str, Tensor]) 
         raise ConfigError(
             f"{name} is {saved[name].dtype} in the checkpoint, and {now[name].dtype} "
             "in the module. Make the module with the types that it was saved with; or "
-            "load the weights alone, which are converted: "
-            "model.load_weights(path / 'model.safetensors')."
+            f"load {_WEIGHTS_ALONE} They are converted."
         )
     if odd:
+        of = "the module", "the checkpoint"
         raise ConfigError(
-            f"The checkpoint has the weights of another module: {', '.join(odd)} are "
-            "only in one of the two, or have other shapes."
+            "The checkpoint has the weights of another module: "
+            f"{files.differences(now, saved, 'shape', of=of)}."
         )
 
 
@@ -212,7 +213,7 @@ def _check_optimizer_tensors(
             )
 
 
-def _figures(value: Any, where: str) -> str | None:
+def _metric_sums(value: Any, where: str) -> str | None:
     """Check sums of metrics: their number must be that of `entries`."""
     kinds = {"entries": dict_of(count), "extra": dict_of(list_of(number, 2))}
     fault = fields({**kinds, "sums": optional(list_of(number))})(value, where)
@@ -236,6 +237,7 @@ _RUN = fields(
             "stop_reason": optional(text),
             "validated": dict_of(metric),
             "validated_calls": count,
+            "batches_validated": dict_of(count),
         },
         "data": {
             "seed": whole,
@@ -248,10 +250,10 @@ _RUN = fields(
             is_closed=True,
         ),
         "settings": dict_of(text),
-        "figures": optional(_figures),
+        "figures": optional(_metric_sums),
         "callbacks": dict_of(dict_of(anything)),
         "processes": list_of(
-            fields({"num_blocks": _num_blocks, "figures": optional(_figures)})
+            fields({"num_blocks": _num_blocks, "figures": optional(_metric_sums)})
         ),
     }
 )
@@ -272,7 +274,8 @@ def check_has_run(checkpoint: files.Checkpoint) -> None:
         )
     run = state["run"]
     if isinstance(run, Mapping):  # earlier versions didn't save all
-        run = {"validated": {}, "validated_calls": 0, **run}
+        later = {"validated": {}, "validated_calls": 0, "batches_validated": {}}
+        run = {**later, **run}
     check_saved(_RUN, {"processes": [], **state, "run": run})
     parts = parts_of(checkpoint)
     if len(parts) != state["plan"]["processes"]:

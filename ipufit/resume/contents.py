@@ -137,6 +137,8 @@ def tensors_of_other_processes(parts: Sequence[ProcessPart]) -> Tensors:
 def replace_arrays(value: Any, tensors: Tensors) -> Any:
     """Replace the arrays in a state by their names, and add them to the tensors.
 
+    Arrays of texts and objects stay, and are refused when the state is written.
+
     Example:
         >>> tensors = {}
         >>> replace_arrays({"best": np.ones(2), "wait": 1}, tensors)
@@ -144,10 +146,11 @@ def replace_arrays(value: Any, tensors: Tensors) -> Any:
         >>> tensors
         {'0': tensor([1., 1.], dtype=torch.float64)}
     """
-    if isinstance(value, (Tensor, np.ndarray)):
+    is_array = isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+    if is_array or isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = torch.as_tensor(value).detach().cpu().clone()
-        return {"$tensor": name, "is_array": isinstance(value, np.ndarray)}
+        return {"$tensor": name, "is_array": is_array}
     if isinstance(value, dict):
         return {key: replace_arrays(one, tensors) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

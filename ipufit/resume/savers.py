@@ -159,27 +159,26 @@ class ModelSaver:
             DamagedCheckpointError: A user's scheduler, or torch, can't take its state.
         """
         with naming(checkpoint):
-            self._write(checkpoint)
-
-    def _write(self, checkpoint: files.Checkpoint) -> None:
-        module, optimizer = self.executors.module, self.optimization.optimizer
-        state, of_device = checkpoint.state, checkpoint.tensors.get("optimizer", {})
-        self.executors.drop_training()
-        now = optimizer.state_dict()
-        parts: dict[str, Any] = dict.fromkeys(OPTIMIZER_STATE)
-        if of_device:
-            parts = {part: under(f"{part}/", of_device) for part in OPTIMIZER_STATE}
-        if of_device or now.get("ipu_state") is not None:
-            groups = now["param_groups"]
-            optimizer.load_state_dict({**parts, "state": {}, "param_groups": groups})
-        self.optimization.values.restore(state["optimizer"])
-        self.optimization.load_state_dict(state["updates"])
-        if self.average is not None:
-            self.average.load_state_dict(state_of_average(checkpoint))
-        with torch.no_grad():
-            for group, tensors in groups_of_module(module).items():
-                for name, tensor in tensors.items():
-                    tensor.copy_(checkpoint.tensors[group][name])
+            module, optimizer = self.executors.module, self.optimization.optimizer
+            state, of_device = checkpoint.state, checkpoint.tensors.get("optimizer", {})
+            self.executors.drop_training()
+            now = optimizer.state_dict()
+            parts: dict[str, Any] = dict.fromkeys(OPTIMIZER_STATE)
+            if of_device:
+                parts = {part: under(f"{part}/", of_device) for part in OPTIMIZER_STATE}
+            if of_device or now.get("ipu_state") is not None:
+                groups = now["param_groups"]
+                optimizer.load_state_dict(
+                    {**parts, "state": {}, "param_groups": groups}
+                )
+            self.optimization.values.restore(state["optimizer"])
+            self.optimization.load_state_dict(state["updates"])
+            if self.average is not None:
+                self.average.load_state_dict(state_of_average(checkpoint))
+            with torch.no_grad():
+                for group, tensors in groups_of_module(module).items():
+                    for name, tensor in tensors.items():
+                        tensor.copy_(checkpoint.tensors[group][name])
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,7 @@ class RunSaver:
         if run.is_epoch_done:
             training.batches.begin_next_pass()
         of_model = self.of_model.take()
-        figures = None if run.is_epoch_done else training.metrics.state_dict()
+        metric_sums = None if run.is_epoch_done else training.metrics.state_dict()
         callbacks: Tensors = {}
         groups = {**of_model.tensors, "callbacks": callbacks}
         losses = files.copied_tensors(tensors_of_losses(training))
@@ -232,7 +231,7 @@ class RunSaver:
         buffers = self._float_buffers(groups) if run.processes.are_several else {}
         place = training.batches.state_dict()
         random, num_blocks = self._random_states_and_counts(place)
-        part = ProcessPart(random, num_blocks, figures, buffers)
+        part = ProcessPart(random, num_blocks, metric_sums, buffers)
         parts = run.processes.gathered(part)
         groups["random"] = parts[0].random
         state = {
@@ -250,12 +249,17 @@ class RunSaver:
             },
             "plan": asdict(training.plan),
             "settings": dict(self.settings),
-            "figures": _sum_figures([part.metric_sums for part in parts]),
+            "figures": _sum_metrics([part.metric_sums for part in parts]),
             "callbacks": replace_arrays(self.hooks.state_dict(), callbacks),
         }
         if run.validated_calls and not run.is_epoch_done:
             state["run"]["validated"] = dict(run.validated)
             state["run"]["validated_calls"] = run.validated_calls
+        counts = {
+            name: source.num_validated for name, source in self._validated_streams()
+        }
+        if any(counts.values()):
+            state["run"]["batches_validated"] = counts
         if run.processes.are_several:
             state["processes"] = [
                 {"num_blocks": part.num_blocks, "figures": part.metric_sums}
@@ -273,7 +277,7 @@ class RunSaver:
         tensors.update({f"host/{n}": state for n, state in place.random.items()})
         streams = {TRAINED: place.stream, "validation": None}
         for name, source in self._validated_streams():
-            streams[name] = source.first_pass()
+            streams[name] = source.state_dict()
         num_blocks = dict.fromkeys(streams, 0)
         for name, stream in streams.items():
             if stream is not None:
@@ -329,13 +333,13 @@ class RunSaver:
         parts, index = parts_of(checkpoint), run.processes.index
         are_as_many = len(parts) == run.processes.count
         part = parts[index if are_as_many else 0]
-        figures = part.metric_sums
+        metric_sums = part.metric_sums
         if not are_as_many:  # process 0 gets the sums of all
-            figures = state["figures"]
-            if figures is not None and not run.processes.is_first:
-                figures = {**figures, "sums": None, "extra": {}}
-        if figures is not None:
-            training.metrics.check_state(figures)
+            metric_sums = state["figures"]
+            if metric_sums is not None and not run.processes.is_first:
+                metric_sums = {**metric_sums, "sums": None, "extra": {}}
+        if metric_sums is not None:
+            training.metrics.load_state_dict(metric_sums)
         is_other_layout = state["plan"] != asdict(training.plan)
         of_device = parts[0 if is_other_layout else index].random["device"]
         self._put_back_device(of_device.tolist(), is_other_layout)
@@ -357,14 +361,14 @@ class RunSaver:
         # on_train_begin may have set other rates than the run had.
         training.optimization.values.restore(state["optimizer"])
         training.optimization.load_state_dict(state["updates"])
-        if figures is not None:
-            training.metrics.load_state_dict(figures)
         # With another number of processes samples come in the order of process 0.
         streams = {name: part.stream(name) for name in part.num_blocks}
         if not are_as_many:
             streams = {n: s and s.of_other_blocks() for n, s in streams.items()}
         for name, source in self._validated_streams():
             source.load_state_dict(streams.get(name), is_due=True)
+            batches = state["run"].get("batches_validated", {}).get(name, 0)
+            source.skip_validated(batches)
         data, random = state["data"], [under("host/", part.random) for part in parts]
         training.batches.load_state_dict(
             Place(
@@ -393,13 +397,11 @@ class RunSaver:
 
     def _put_back_buffers(self, others: Mapping[str, Tensor]) -> None:
         """Set the buffers whose values in this process differed from process 0."""
-        executors = self.training.executors
-        executors.fetch_weights()
+        self.training.executors.fetch_weights()
         for group, tensors in groups_of_training(self.training).items():
             saved = under(f"{self.run.processes.index}/{group}/", others)
             for name, tensor in saved.items():
                 tensors[name].copy_(tensor)
-        executors.send_weights()
 
 
 def _host_state(index: int, saved: Sequence[RandomState]) -> RandomState:
@@ -423,25 +425,27 @@ def _host_state(index: int, saved: Sequence[RandomState]) -> RandomState:
         return {**first, **random_state()}
 
 
-def _sum_figures(figures: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+def _sum_metrics(
+    of_processes: Sequence[dict[str, Any] | None],
+) -> dict[str, Any] | None:
     """Add up the sums of metrics of all processes; return None between epochs.
 
     Example:
-        >>> one = {"entries": {"loss": 1}, "sums": [2.0, 0.5], "extra": {}}
-        >>> _sum_figures([one, {**one, "sums": None}, one])["sums"]
+        >>> sums = {"entries": {"loss": 1}, "sums": [2.0, 0.5], "extra": {}}
+        >>> _sum_metrics([sums, {**sums, "sums": None}, sums])["sums"]
         [4.0, 1.0]
     """
-    given = [one for one in figures if one is not None]
-    if len(given) < 2:
-        return given[0] if given else None
+    states = [state for state in of_processes if state is not None]
+    if len(states) < 2:
+        return states[0] if states else None
     vectors = [
         None if sums is None else torch.tensor(sums, dtype=torch.float64)
-        for sums in (one["sums"] for one in given)
+        for sums in (state["sums"] for state in states)
     ]
-    extras = [one["extra"] for one in given]
+    extras = [state["extra"] for state in states]
     total = RunningSums.joined([RunningSums(*pair) for pair in zip(vectors, extras)])
     return {
-        **given[0],
+        **states[0],
         "sums": None if total.vector is None else total.vector.tolist(),
         "extra": {name: list(pair) for name, pair in total.extra.items()},
     }

@@ -300,6 +300,23 @@ def test_a_run_goes_on_without_its_picture(monkeypatch, shown_in_notebook):
     assert history.epoch == [0, 1]
 
 
+@pytest.mark.parametrize("error", [RuntimeError("numpy.core"), ValueError("backend")])
+def test_a_run_goes_on_where_matplotlib_is_broken(
+    error, monkeypatch, shown_in_notebook, tmp_path
+):
+    for name in [name for name in sys.modules if name.startswith("matplotlib")]:
+        monkeypatch.delitem(sys.modules, name)
+    package = tmp_path / "matplotlib"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"raise {error!r}")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = f"can't be drawn: {re.escape(repr(error))}"
+    with pytest.warns(IpufitWarning, match=words) as caught:
+        history = make_model().fit(*DATA, batch_size=4, epochs=2)
+    assert len(caught) == 1
+    assert history.epoch == [0, 1]
+
+
 def test_a_fit_whose_loss_was_removed_has_no_picture(shown_in_notebook):
     remover = LambdaCallback(on_epoch_end=lambda epoch, logs: logs.pop("loss"))
     with warnings.catch_warnings():
@@ -316,7 +333,7 @@ def test_a_notebook_keeps_a_line_for_each_epoch_and_the_loss(
     if has_matplotlib:
         pytest.importorskip("matplotlib.pyplot")
     else:
-        monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     model = make_model()
     model.fit(*DATA, batch_size=4, epochs=2, validation_split=0.5)
     if has_matplotlib:

@@ -7,7 +7,14 @@ import sys
 import pytest
 import torch
 
-from ipufit import ConfigError, DroppedRowsWarning, IPUConfig, IPUModel, poptorch
+from ipufit import (
+    ConfigError,
+    DroppedRowsWarning,
+    IPUConfig,
+    IpufitWarning,
+    IPUModel,
+    poptorch,
+)
 from ipufit.callbacks import (
     CallbackList,
     LambdaCallback,
@@ -65,7 +72,12 @@ class MLflow:
         return [(step, *figures.values()) for step, figures in run.logged]
 
     def settings(self, run):
-        return run.data.params
+        whole = {name[: -len(".txt")]: text for name, text in run.texts.items()}
+        for name, text in whole.items():
+            start = run.data.params[name]
+            assert len(start) == 250
+            assert start == f"{text[:247]}..."
+        return {**run.data.params, **whole}
 
     def set_own(self, **settings):
         self.double.log_params(settings)
@@ -198,6 +210,23 @@ def test_a_run_has_the_hyperparameters_of_its_fit(service):
     assert {type(value) for value in settings.values()} <= {bool, int, float, str}
     logged = [value for one in service.logged(run) for value in one]
     assert {type(value) for value in logged} == {int, float}  # no matrix
+
+
+def test_a_long_text_without_a_place_for_artifacts_is_cut(monkeypatch):
+    service = MLflow()
+    monkeypatch.setitem(sys.modules, "mlflow", service.double)
+
+    def no_bucket(*_):
+        raise OSError("no bucket")
+
+    monkeypatch.setattr(service.double, "log_text", no_bucket)
+    with pytest.warns(
+        IpufitWarning, match=r"can't keep plan\.txt: OSError\('no bucket'"
+    ):
+        fit(small_model(), service.logger())
+    (run,) = service.double.runs
+    assert run.data.params["plan"].endswith("...")
+    assert run.status == "FINISHED"
 
 
 def test_values_that_a_run_has_stay(service):

@@ -100,6 +100,7 @@ class MLflowDouble:
             data=SimpleNamespace(params={}),
             arguments=arguments,
             logged=[],
+            texts={},
             status=None,
         )
         self.runs.append(self.active)
@@ -110,7 +111,11 @@ class MLflowDouble:
 
     def log_params(self, params):
         assert not params.keys() & self.active.data.params
+        assert all(len(str(value)) <= 250 for value in params.values())
         self.active.data.params.update(params)
+
+    def log_text(self, text, artifact_file):
+        self.active.texts[artifact_file] = text
 
     def log_metrics(self, metrics, step):
         self.active.logged.append((step, metrics))

@@ -5,6 +5,7 @@ torchrun itself isn't started every day.
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +99,34 @@ def test_poprun_takes_the_place_of_the_command(tmp_path):
         f"-vv {sys.executable} -u train.py a\n"
     )
     assert "poprun --num-instances=2" in err
+
+
+def test_an_error_of_all_processes_is_shown_once(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import os, sys, torch\n"
+        "from ipufit import IPUModel\n"
+        "IPUModel(torch.nn.Linear(2, 1))\n"
+        "if sys.argv[1:] == ['each']:\n"
+        "    raise ValueError(f'of process {os.environ[\"RANK\"]}')\n"
+        "raise ValueError('of all')\n"
+    )
+
+    def errors_of(*arguments):
+        done = subprocess.run(
+            [*LAUNCH, "torchrun", str(script), *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        assert done.returncode == 1
+        return done.stderr
+
+    assert (
+        errors_of().count("Traceback") == errors_of().count("ValueError: of all") == 1
+    )
+    assert re.search(r"ValueError: of process [01]\n", errors_of("each"))
 
 
 @pytest.mark.parametrize("died", [False, pytest.param(True, marks=pytest.mark.slow)])

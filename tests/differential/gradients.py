@@ -70,7 +70,7 @@ def narrowed(hidden):
 
 
 enter("detach of a factor", lambda h: h * h.detach())
-enter("data of a factor", lambda h: h * h.data, SAID)
+enter("data of a factor", lambda h: h * h.data, SAID, **BY_AUTOGRAD)
 enter("straight-through estimator", straight_through)
 enter("detach of everything", lambda h: h.detach(), REFUSED, **BY_AUTOGRAD)
 enter("no_grad around everything", without_gradients, REFUSED, **BY_AUTOGRAD)
@@ -187,7 +187,9 @@ for _name, _layers in LAYERS.items():
     enter_layers(_name, _layers)
 for _name, _layers in BATCHED.items():
     enter_layers(_name, _layers, has_replicas=False)
-enter_layers("frozen BatchNorm", lambda: [torch.nn.BatchNorm1d(4).eval()], REFUSED)
+enter_layers(
+    "frozen BatchNorm", lambda: [torch.nn.BatchNorm1d(4).eval()], REFUSED, **BY_AUTOGRAD
+)
 enter_layers(
     "BatchNorm without momentum",
     lambda: [torch.nn.BatchNorm1d(4, momentum=None)],
@@ -203,6 +205,7 @@ def set_eval(module, _):
     "BatchNorm frozen later",
     {BETWEEN: REFUSED, COMPILED_AGAIN: REFUSED, MID_FIT: REFUSED},
     has_replicas=False,
+    **BY_AUTOGRAD,
 )
 def _():
     program = layered(torch.nn.BatchNorm1d(4))

@@ -120,6 +120,15 @@ def test_no_link_within_the_site_is_dead(site):
     assert count > 1000
 
 
+def test_each_example_has_a_card(site):
+    cards = re.findall(
+        r'class="sd-stretched-link [^"]*" href="examples/(\w+)\.html"',
+        (site / "examples.html").read_text("utf-8"),
+    )
+    table = (ROOT / "examples" / "README.md").read_text("utf-8")
+    assert cards == re.findall(r"^\| \[(\w+)\.py\]", table, re.M)
+
+
 # Search -------------------------------------------------------------------------------
 
 

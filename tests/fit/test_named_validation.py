@@ -276,3 +276,44 @@ def test_processes_report_the_metrics_of_all_rows_of_each_set(pool):
     assert {"val_in_loss", "val_out_loss"} <= set(history)
     alone, _ = fitted()
     assert history["val_out_loss"] == pytest.approx(alone["val_out_loss"], rel=1e-4)
+
+
+MISTAKES = {  # what is validated on, and the words of the error
+    "inputs": (lambda: (X[:, :2], Y), r"failed with inputs .*\(In `validation_data`"),
+    "targets": (lambda: (X, X), r"^`validation_data` doesn't fit: The loss"),
+    "numbers": (lambda: (X, Y / 2), r"^`validation_data` doesn't fit: .*y\.long"),
+    "weights": (lambda: (X, Y, X), r"^`validation_data` doesn't fit: .*Sample weights"),
+    "objects": (lambda: (X, Y.numpy().astype("O")), "^`y` of `validation_data` has"),
+    "a set": (lambda: {"b": (X, X)}, r"^`validation_data\['b'\]` doesn't fit"),
+    "a loader": (
+        lambda: DataLoader(TensorDataset(X, X), 4),
+        r"^`validation_data` does",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_validation_data_that_does_not_fit_is_named_before_training(name):
+    make, words = MISTAKES[name]
+    model = compiled()
+    before = weights(model.module)
+    with pytest.raises(DataError, match=words):
+        model.fit(X, Y, batch_size=4, validation_data=make(), verbose=0)
+    after = weights(model.module)
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    with pytest.raises(DataError, match=r"^(?!.*validation_data)"):  # both are wrong
+        model.fit(X, X, batch_size=4, validation_data=(X, X[:, :1]), verbose=0)
+
+
+def test_a_class_that_only_validation_data_has_is_said_to_be_there():
+    with pytest.raises(DataError, match=r"out of bounds.*\(In `validation_data`"):
+        compiled().fit(X, Y, batch_size=4, validation_data=(X, Y + 9), verbose=0)
+
+
+def test_validation_data_of_other_shapes_that_fits_is_taken():
+    model = compiled(loss="mse", metrics=["mae"])
+    targets = torch.rand(24, model.predict(X, verbose=0).shape[1])
+    sets = {"double": (X, targets.double()), "weighed": (X, targets, torch.ones(24))}
+    history = model.fit(X, targets, batch_size=4, validation_data=sets, verbose=0)
+    double, weighed = (history.history[f"val_{s}_loss"] for s in sets)
+    assert double == pytest.approx(weighed)

@@ -263,6 +263,30 @@ def test_a_checkpoint_may_be_loaded_in_a_hook(tmp_path):
     assert losses[1] == losses[2]
 
 
+@pytest.mark.parametrize("way", ["load", "load_weights", "set_weights"])
+def test_weights_that_a_hook_of_predict_sets_count_in_the_next_call(tmp_path, way):
+    module = torch.nn.Linear(1, 1, bias=False)
+    module.weight.data.fill_(5.0)
+    model = IPUModel(module, IPUConfig(micro_batch_size=4, inference_iterations=1))
+    model.compile("sgd", "mse")
+    model.save(tmp_path / "run")
+    model.save_weights(tmp_path / "weights.safetensors")
+    argument = {
+        "load": tmp_path / "run",
+        "load_weights": tmp_path / "weights.safetensors",
+        "set_weights": model.get_weights(),
+    }[way]
+    module.weight.data.fill_(1.0)
+
+    def change(batch, logs):
+        if batch == 1:
+            getattr(model, way)(argument)
+
+    hook = LambdaCallback(on_predict_batch_end=change)
+    outputs = model.predict(torch.ones(16, 1), verbose=0, callbacks=hook)
+    assert outputs.flatten().tolist() == [1.0] * 8 + [5.0] * 8
+
+
 def test_the_outer_fit_keeps_its_state_history_and_flags():
     model, seen = reference.compiled(), []
 

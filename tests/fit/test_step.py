@@ -153,7 +153,7 @@ def test_a_value_of_the_micro_batch_may_train_but_is_not_taken_for_rows():
     expected = loss(twin(X), VALUES)
     assert history.history["loss"] == [pytest.approx(expected.item(), rel=1e-5)]
     for run in (model.predict, lambda x, **k: model.evaluate(x, VALUES, **k)):
-        with pytest.raises(UnsupportedError, match="one row per sample"):
+        with pytest.raises(UnsupportedError, match=r"one row per sample.*ipufit\.log"):
             run(X, verbose=0)
 
 
@@ -228,3 +228,31 @@ def test_a_program_that_looks_may_leave_a_stage_out():
     with torch.no_grad():
         expected = HalfOwnBlocks.forward(model.module.eval(), X)
     torch.testing.assert_close(model.predict(X, verbose=0), expected)
+
+
+class OnCuda(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.cuda())
+
+
+def step_on_cuda(module, batch):
+    x, y = batch
+    return nn.functional.mse_loss(module(x.to("cuda")), y)
+
+
+def asserting(module, batch):
+    raise AssertionError("mine")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch has CUDA")
+def test_calls_of_cuda_are_told_to_go():
+    for module, settings in (
+        (OnCuda(3, 1), {"loss": "mse"}),
+        (nn.Linear(3, 1), {"loss": None, "step": step_on_cuda}),
+    ):
+        model = reference.compiled(module, **settings)
+        with pytest.raises(UnsupportedError, match=r"Leave \.cuda\(\) and"):
+            model.fit(X, VALUES, batch_size=4, verbose=0)
+    model = reference.compiled(nn.Linear(3, 1), loss=None, step=asserting)
+    with pytest.raises(AssertionError, match="mine"):
+        model.fit(X, VALUES, batch_size=4, verbose=0)

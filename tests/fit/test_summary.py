@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch import nn
 
 from ipufit import IPUConfig, IPUModel, poptorch
 from tests import reference
+from tests.interpreters import run_python
 
 
 def summarize(module, config, inputs=None):
@@ -262,3 +266,29 @@ def test_in_the_middle_of_a_training_it_looks_without_touching(capsys, precision
     model.train_on_batch(x, y)
     assert any((a != b).any() for a, b in zip(before, model.get_weights()))
     capsys.readouterr()
+
+
+CONSOLE = """
+import torch, ipufit
+def show(): model.summary()
+
+model = ipufit.IPUModel(torch.nn.Linear(2, 3))
+print("line"); model.summary()
+print("function"); show()
+print("number"); model.summary().num_ipus
+print("end")
+"""
+
+
+def test_python_s_console_shows_it_once():
+    done = subprocess.run(
+        [sys.executable, "-i", "-q"], input=CONSOLE, capture_output=True, text=True
+    )
+    parts = re.split("line|function|number|end", done.stdout)[1:-1]
+    assert [part.count("Parameters: 9") for part in parts] == [1, 1, 0]
+    assert "<" not in done.stdout
+
+
+def test_a_script_prints_it():
+    code = "import torch, ipufit; ipufit.IPUModel(torch.nn.Linear(2, 3)).summary()"
+    assert run_python("-c", code).stdout.count("Parameters: 9") == 1

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import keras
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
@@ -186,7 +187,8 @@ def draw_figures(rng):
             figures.update({f"val_{n}": one for n, one in list(figures.items())})
         series.append({n: one for n, one in figures.items() if one is not None})
     if rng.random() < 0.3:
-        series[0][rng.choice(["text", "list"])] = rng.choice(["a b", 'a"b', [1.0, 2]])
+        values = ["a b", 'a"b', [1.0, 2], np.float32(0.5), np.array(0.5), np.eye(2)]
+        series[0][rng.choice(["text", "list"])] = rng.choice(values)
     return series
 
 

@@ -158,3 +158,9 @@ def test_a_single_number_that_is_the_loss_takes_the_function_of_the_message():
     model.compile("sgd", {"a": "mse", "b": lambda outputs, targets: outputs})
     found = model.fit(X, [NARROW, NARROW], batch_size=8, verbose=0).history
     assert set(found) == {"loss", "a_loss", "b_loss"}
+
+
+@pytest.mark.parametrize("loss", ["mse", squares, ["mse"]])
+def test_a_forward_without_return_is_told(loss):
+    with pytest.raises(DataError, match=r"returned None.* no `return` in its forward"):
+        history(lambda a, b: None, loss, WIDE)

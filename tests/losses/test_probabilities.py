@@ -10,7 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
-from ipufit import ConfigError, IpufitWarning, IPUModel
+from ipufit import (
+    ConfigError,
+    DataError,
+    IpufitWarning,
+    IPUModel,
+    NonFiniteLossWarning,
+)
 from tests import reference
 
 X, Y = reference.samples(16)
@@ -248,3 +254,19 @@ def test_losses_in_forward_and_steps_warn_once_a_line():
     with pytest.warns(IpufitWarning, match="what a sigmoid gives") as caught:
         model.fit(X, LABELS, batch_size=8, epochs=2, verbose=0)
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("loss", [torch.nn.BCELoss(), F.binary_cross_entropy])
+@pytest.mark.parametrize("logit", [-2.0, 2.0])
+def test_logits_for_a_loss_of_probabilities_are_told(loss, logit):
+    words = "end the module in a sigmoid; or in none, with loss='bce'"
+    model = model_of(torch.nn.Identity(), loss, width=1)
+    with torch.no_grad():
+        model.module.layer.weight.fill_(logit)
+        model.module.layer.bias.fill_(0.5)
+    x = torch.ones(16, 3)
+    with pytest.raises(DataError, match=words):  # torch refuses them in the trace
+        model.fit(x, LABELS, batch_size=8, verbose=0)
+    x[:8] = 0
+    with pytest.warns(NonFiniteLossWarning, match=words):  # and a device makes NaN
+        model.fit(x, LABELS, batch_size=8, shuffle=False, verbose=0)

@@ -14,8 +14,8 @@ from ipufit.model.call_size import (
     MOST_PASSES,
     MOST_UNKNOWN_PASSES,
     MOST_UPDATES,
-    chosen_device_iterations,
-    chosen_inference_iterations,
+    largest_passes_per_call,
+    largest_updates_per_call,
 )
 
 # Updates: as many as keep to every limit, and no more -----------------------------
@@ -29,7 +29,7 @@ def limits(updates):
 
 @given(st.lists(numbers, min_size=1, max_size=4), st.lists(st.integers(1, 99)))
 def test_the_number_keeps_to_all_limits_and_no_larger_one_does(multiples, most):
-    value, reason = chosen_device_iterations(limits(multiples), limits(most))
+    value, reason = largest_updates_per_call(limits(multiples), limits(most))
 
     def keeps(number):
         divides = all(one % number == 0 for one in multiples)
@@ -53,7 +53,7 @@ def test_the_number_keeps_to_all_limits_and_no_larger_one_does(multiples, most):
 )
 def test_the_reason_names_what_binds(updates, most, expected, reason):
     given_ = {f"the {updates} updates": updates}
-    chosen = chosen_device_iterations(given_, most)
+    chosen = largest_updates_per_call(given_, most)
     assert chosen.value == expected
     assert reason in chosen.reason
 
@@ -80,7 +80,7 @@ def computed(passes, per_call):
 
 @given(PASSES, BYTES, st.integers(1, 5), st.integers(1, 600))
 def test_each_bound_holds(passes, num_bytes, least, most):
-    value, reason = chosen_inference_iterations(passes, num_bytes, least, most)
+    value, reason = largest_passes_per_call(passes, num_bytes, least, most)
     times = value // least
     assert value == least * times
     assert times % step(times) == 0
@@ -96,7 +96,7 @@ def test_each_bound_holds(passes, num_bytes, least, most):
 
 @given(PASSES, st.integers(0, 2**20), st.integers(1, 5))
 def test_no_larger_number_keeps_the_bounds(passes, num_bytes, least):
-    value, _ = chosen_inference_iterations(passes, num_bytes, least)
+    value, _ = largest_passes_per_call(passes, num_bytes, least)
     larger = value
     allowed = computed(passes, least) + sum(passes) // 16
     while larger < max(passes):
@@ -107,11 +107,11 @@ def test_no_larger_number_keeps_the_bounds(passes, num_bytes, least):
 
 @given(st.integers(1, 5000), st.integers(0, 2**34), st.integers(1, 5))
 def test_a_call_stays_short(passes, work, least):
-    value, _ = chosen_inference_iterations([passes], 1, least, work_per_pass=work)
+    value, _ = largest_passes_per_call([passes], 1, least, work_per_pass=work)
     assert value == least or value * work <= MOST_FORWARD_WORK
 
 
 def test_large_models_get_small_calls():
-    value, reason = chosen_inference_iterations([5000], 1, work_per_pass=2**30)
+    value, reason = largest_passes_per_call([5000], 1, work_per_pass=2**30)
     assert value == 6
     assert reason == "calls of 7 would take long with so many weights"

@@ -26,6 +26,7 @@ from ipufit import (
 from ipufit.errors import CheckpointWarning, ConfigError
 from ipufit.state import RunState
 from tests import reference
+from tests.data.stateful import StatefulLoader
 from tests.interpreters import run_python
 from tests.reference import Recorded, samples
 from tests.resume import test_resume
@@ -145,6 +146,18 @@ def of_a_stream(*, is_same):
     return Scenario(data=data, fitted={"validation_updates": 2})
 
 
+def of_streams():
+    def data():
+        x, y = samples(200, seed=3)
+        sets = {
+            "generator": (pair for pair in zip(x.split(5), y.split(5))),
+            "loader": StatefulLoader(*samples(20, seed=4), 4),
+        }
+        return {**dict(zip("xy", samples(COUNT))), "validation_data": sets}
+
+    return Scenario(data=data, fitted={"validation_updates": 2, "validation_steps": 2})
+
+
 SMALL = Scenario(
     callbacks=lambda: [EarlyStopping("loss", patience=9, restore_best_weights=True)],
     optimizer=lambda module: Optimizer("adam", 0.05, ema_momentum=0.9),
@@ -159,6 +172,7 @@ SCENARIOS = {
     "sets within epochs": of_sets(**WITHIN),
     "a stream": of_a_stream(is_same=False),
     "the same stream": of_a_stream(is_same=True),
+    "streams to validate on": of_streams(),
 }
 SAVERS = {
     "each update": lambda: BackupAndRestore("run", save_freq=1),
@@ -201,6 +215,7 @@ ENDED = [
     # Before a batch of training was drawn again.
     ("a stream", "each epoch", in_sets(2, 0, 0)),
     ("the same stream", "each epoch", in_sets(2, 0, 0)),
+    ("streams to validate on", "each epoch", in_sets(4, 1, 2)),
 ]
 
 

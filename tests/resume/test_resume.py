@@ -30,6 +30,7 @@ from ipufit import (
 )
 from ipufit.checkpoint import write_checkpoint
 from ipufit.data.random_state import random_state
+from tests.data.stateful import StatefulLoader
 from tests.files.samples import same_tensors
 from tests.reference import NUM_CLASSES, NUM_FEATURES, samples
 from tests.strategies import in_quarters
@@ -441,6 +442,23 @@ SCENARIOS = {
             "validation_data": DataLoader(Augmented(10), 3, shuffle=True),
         },
         fitted={"validation_updates": 2, "batch_size": 6},
+    ),
+    "validation by a generator": Scenario(
+        data=lambda: {
+            **dict(zip("xy", samples(COUNT))),
+            "validation_data": batches_of(200),
+        },
+        fitted={"validation_steps": 2, "validation_updates": 2},
+    ),
+    "validation by generators and by a loader with a state": Scenario(
+        data=lambda: {
+            **dict(zip("xy", samples(COUNT))),
+            "validation_data": {
+                "short": batches_of(40),
+                "loader": StatefulLoader(*samples(22, seed=5), 4),
+            },
+        },
+        fitted={"validation_steps": 1, "validation_batch_size": 7},
     ),
     "mixed": Scenario(
         config={"micro_batch_size": 2, "device_iterations": 2},

@@ -257,3 +257,17 @@ class Plain(Noisy):
 
     def __getitem__(self, index):
         return self.x[index], self.y[index]
+
+
+def test_the_state_of_validation_data_is_named_where_it_can_not_be_kept(tmp_path):
+    class Odd(StatefulLoader):
+        def state_dict(self):
+            return {"worker": object()}
+
+    scenario = scenario_of(
+        double(4), validation_data=Odd(*samples(8), 4), validation_steps=1
+    )
+    with pytest.raises(
+        DataError, match=r"A loader keeps a state, .*\['worker'\] in it"
+    ):
+        unbroken(scenario, Saver(tmp_path))

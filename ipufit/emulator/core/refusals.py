@@ -79,7 +79,8 @@ def refuse_value_reader(operation: Operation) -> None:
     if "_detect_is_causal_mask" in {code.co_name for code in codes}:
         what = (
             "torch's test whether a mask is causal (pass is_causal=True or False; for "
-            "the mask of a decoder, and to nn.Transformer, tgt_is_causal)"
+            "the mask of a decoder, and to nn.Transformer, tgt_is_causal, which torch "
+            "2.0.1, that of IPUs, has no use for and refuses)"
         )
     if any("pack_padded_sequence" in code.co_names for code in codes):
         raise packed_sequence(f"{what} for `pack_padded_sequence`")
@@ -278,8 +279,8 @@ def refuse_empty(tensor: Tensor, what: str) -> None:
     """
     if tensor.numel() == 0:
         raise createPoptorchError(
-            f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)}, "
-            f"{what})."
+            "Zero-sized tensors are unsupported (Got shape "
+            f"{list(tensor.shape)}): {what} has no elements."
         )
 
 

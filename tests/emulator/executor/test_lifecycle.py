@@ -55,6 +55,14 @@ def test_attributes_of_the_top_are_those_at_wrapping():
     assert (top.item(), child.item()) == (2, 3)  # children are shared
 
 
+@pytest.mark.parametrize("wrapper", [poptorch.inferenceModel, poptorch.trainingModel])
+def test_an_executor_can_not_be_copied(wrapper):
+    executor = wrapper(Model())
+    with pytest.raises(RecursionError, match=r"copy\.deepcopy\(executor\.model\)"):
+        copy.copy(executor)
+    executor(ONE)
+
+
 # Compile ----------------------------------------------------------------------
 
 

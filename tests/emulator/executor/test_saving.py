@@ -173,6 +173,19 @@ def test_executables_are_for_one_kind_of_model(path):
     assert not inference.isCompiled()
 
 
+def test_an_executable_replaces_that_of_a_compiled_model(path):
+    train().compileAndExport(path, X, Y)
+    training = train()
+    training(X[:4], Y[:4])
+    trained = [weight.clone() for weight in training.model.parameters()]
+    training.loadExecutable(path)
+    for weight, before in zip(training.model.parameters(), trained):
+        assert torch.equal(weight, before)
+    training(X, Y)
+    with pytest.raises(poptorch.Error, match="Shape mismatch for x"):
+        training(X[:4], Y[:4])
+
+
 @pytest.mark.parametrize(
     ("module", "difference"),
     [
