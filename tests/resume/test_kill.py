@@ -43,7 +43,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not(times):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [[], ["--fresh"]])
 def test_processes_that_are_killed_end_and_go_on(how):
-    times = "3" if how else "10"
+    times = "2" if how else "5"
     starts, _, runs = numbers_of(
         rf"^{times} processes killed in \d+ s: .*\n"
         r"the others ended .*; none hung\n"
