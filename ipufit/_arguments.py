@@ -239,7 +239,11 @@ def check_number(
         ipufit.errors.ConfigError: Optimizer('sgd') has momentum=2: use a number of ...
     """
     is_of_kind = is_number(value, is_whole=is_whole, allows_numpy=allows_numpy)
-    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.generic):
+        if not is_of_kind and is_number(value, is_whole=is_whole, allows_numpy=True):
+            kind = type(value).__name__
+            refuse(name, value, f"Python's number, as .item() of {kind} gives", of)
+        value = value.item()
     largest: float = _LARGEST
     if not is_whole:
         largest = LARGEST_FLOAT32 if is_finite else math.inf

@@ -16,7 +16,7 @@ import inspect
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType
-from typing import Any, Callable, Mapping, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Union
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -30,6 +30,7 @@ from ipufit.errors import (
     UnknownNameError,
     UnsupportedError,
     refuse_foreign,
+    unknown_attribute,
 )
 from ipufit.metrics.base import (
     IGNORED_INDEX,
@@ -1113,3 +1114,10 @@ def smoothed(loss: Loss, amount: float) -> Loss:
     each = _SmoothedLoss(loss.each, loss.of_all_classes, amount, loss.ignore_index)
     function = _SumLoss(each) if loss.is_sum else each
     return replace(loss, function=function, each=each)
+
+
+if not TYPE_CHECKING:  # checkers find unknown names by themselves
+
+    def __getattr__(name: str) -> Any:
+        way = f'compile(loss="{name}")' if _key(name) in _BY_KEY else ""
+        raise unknown_attribute(f"module {__name__!r}", "loss", name, globals(), way)

@@ -50,7 +50,7 @@ hypothesis.register_random(_torch_random)
 
 # No deadline: the first call of a test pays for torch's own start.
 hypothesis.settings.register_profile(
-    "everyday", deadline=None, derandomize=True, print_blob=True, max_examples=25
+    "everyday", deadline=None, derandomize=True, print_blob=True, max_examples=10
 )
 hypothesis.settings.register_profile(
     "long", deadline=None, derandomize=False, print_blob=True, max_examples=50

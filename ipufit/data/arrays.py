@@ -423,8 +423,9 @@ def split_columns(
     if not hasattr(row, "keys") or not hasattr(row, "__getitem__"):
         raise DataError(
             f"y={reprlib.repr(list(names))} names columns, and {where} has none: it "
-            f"is a {type(row).__name__}. Pass rows as dicts, or the targets "
-            "themselves: numbers of classes, if these are names of classes."
+            f"is a {type(row).__name__}. Pass rows as dicts, in a dataset or a loader "
+            "(torch's DataLoader takes a list of them); or the targets themselves: "
+            "numbers of classes, if these are names of classes."
         )
     missing = [name for name in names if name not in row]
     if missing:

@@ -42,6 +42,7 @@ from .random_state import HostRandomState
 from .streams import RowsAreNoSamplesError, StreamSource, WholeSource
 from .structure import NOTHING, SampleStructure
 
+_OF_SAMPLES = " A list of samples goes into a torch DataLoader."
 _MOST_ARRAYS = 8
 """A list of more arrays than this is probably a list of samples."""
 
@@ -210,6 +211,7 @@ def from_arrays(
                     f"{where} holds a single number where an array belongs: dim 0 "
                     "counts samples. Pass an array with a row for each sample; make a "
                     "list of numbers an array, as with torch.tensor."
+                    f"{_OF_SAMPLES if isinstance(value, list) else ''}"
                 )
     _check_lengths(structure, leaves, name)
     tensors = arrays.same_rows(leaves, f"`{name}`")
@@ -267,6 +269,7 @@ def _check_lengths(
             " A list has one array for each input or target; make rows of samples "
             "one array, as with torch.stack, or with "
             "torch.nn.utils.rnn.pad_sequence if they have different lengths."
+            f"{_OF_SAMPLES}"
         )
     counts = [f"{n} {arrays.short_list(some)}" for n, some in parts.items() if some]
     raise DataError(

@@ -996,6 +996,16 @@ _OTHER_SIZES = "Expected target size", "size mismatch (got input"
 """What torch's `cross_entropy` and `nll_loss` say of targets of other sizes."""
 
 
+_ARE_CLASSES = "scalar type Long but", "to be Long"
+_ARE_NUMBERS = (
+    "class probabilities",
+    "Long but expected Float",
+    "desired output type Long",
+    "Integral inputs",
+)
+"""What torch says of targets that aren't whole numbers, or are."""
+
+
 @contextlib.contextmanager
 def shapes_in_errors(what: str, part: LabeledOutput) -> Iterator[None]:
     """Add the name of a loss or metric to errors, and its shapes to errors of torch.
@@ -1022,7 +1032,7 @@ def shapes_in_errors(what: str, part: LabeledOutput) -> Iterator[None]:
         targets = shapes_of(part.target)
         is_key = isinstance(error, KeyError)
         advice, cause = "", f"there is no {error}" if is_key else str(error)
-        are_classes = any(words in cause for words in ("type Long but", "to be Long"))
+        are_classes = any(words in cause for words in _ARE_CLASSES)
         if "out of bounds" in str(error):
             advice = ". Classes begin at 0, and a target of -100 doesn't count."
         elif "should be between 0 and 1" in cause:
@@ -1033,7 +1043,7 @@ def shapes_in_errors(what: str, part: LabeledOutput) -> Iterator[None]:
                 "axis, move them, outputs.movedim(-1, 1), or use the loss "
                 "'sparse_categorical_crossentropy' of logits."
             )
-        elif are_classes or "bool" in targets or "class probabilities" in cause:
+        elif are_classes or "bool" in targets or any(w in cause for w in _ARE_NUMBERS):
             way, kind = ("long", "int64") if are_classes else ("float", "float32")
             advice = f'. Give numbers: y.{way}() of a tensor, or y.astype("{kind}").'
         elif part.slot.is_only:

@@ -1060,8 +1060,8 @@ class Step(torch.nn.Module):
                     "for an encoder, one number for each pair of tokens for GPT-2."
                 ) from error
             raise
-        except AssertionError as error:
-            if "CUDA" not in str(error):
+        except (AssertionError, DataError) as error:  # torch's, without a GPU
+            if not re.search("with CUDA|no NVIDIA", str(error)):
                 raise
             raise UnsupportedError(
                 f"{error}: the model runs on IPUs, and its tensors are there. Leave "

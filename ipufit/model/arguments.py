@@ -324,6 +324,7 @@ def _refuse_no_labels(source: Source, objective: Objective, name: str) -> None:
         if not (loss.is_binary and isinstance(part, Tensor)):
             continue
         values = part if data.rows is None else part[data.rows]
+        values = values.to(torch.float32)  # -1 is 255 for torch beside 8 bits
         is_odd = values.lt(-1).logical_or(values.ge(2))
         if is_odd.any():
             row, *_ = is_odd.nonzero()[0].tolist()

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from ipufit.errors import unknown_attribute
+
 from .averaging import WeightAverage
 from .optimizer import (
     Frozen,
@@ -40,3 +44,8 @@ __all__ = [
     "resolve_optimizer",
     "weight_states",
 ]
+
+if not TYPE_CHECKING:  # checkers find unknown names by themselves
+
+    def __getattr__(name: str) -> Any:
+        raise unknown_attribute(f"module {__name__!r}", "ipufit", name, __all__)

@@ -7,6 +7,7 @@ import inspect
 import re
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -102,6 +103,8 @@ def test_what_belongs_nowhere_is_to_be_left_out(call):
     ("kind", "name"),
     [
         *(("metrics", name) for name in ("roc_auc", "auroc", "ap", "jaccard", "top5")),
+        *(("metrics", name) for name in ("BinaryAUROC", "MulticlassF1Score")),
+        ("metrics", "MulticlassAccuracy"),
         *(("loss", name) for name in ("l2", "cosine", "logloss", "binary")),
     ],
 )
@@ -148,6 +151,24 @@ def test_the_focal_loss_of_the_message_trains():
 def test_names_of_other_libraries_say_what_is_here(name, words):
     with pytest.raises(AttributeError, match=re.escape(words)):
         getattr(ipufit, name)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "words"),
+    [
+        (ipufit.optimizers, "Adam", 'ipufit.Optimizer("adam", learning_rate='),
+        (ipufit.losses, "MeanSquaredError", 'compile(loss="MeanSquaredError")'),
+        (ipufit.losses, "CrossEntropyLoss", 'compile(loss="CrossEntropyLoss")'),
+        (ipufit.metrics, "MeanAbsoluteError", 'compile(metrics=["MeanAbsoluteError"])'),
+        (ipufit.metrics, "AUROC", "'auc'"),
+    ],
+)
+def test_names_of_keras_s_modules_say_what_to_write(module, name, words):
+    with pytest.raises(AttributeError, match=re.escape(f"'{name}'. Write {words}")):
+        getattr(module, name)
+    if words.startswith("compile("):
+        arguments = eval(f"dict{words[len('compile') :]}")
+        compiled().compile(**{"optimizer": "sgd", "loss": "mse", **arguments})
     assert not hasattr(ipufit, f"_{name}")
 
 
@@ -353,6 +374,21 @@ def test_batch_sizes_are_checked_before_anything_is_read(size):
     with pytest.raises(ConfigError) as caught:
         compiled().fit(X, Y, validation_batch_size=size, verbose=0)
     assert str(caught.value).startswith(f"validation_{words}")
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_numbers_of_numpy_are_told_to_be_python_s(kind):
+    words = f"use Python's number, as .item() of {kind.__name__} gives"
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        compiled().fit(X, Y, batch_size=kind(8), verbose=0)
+    compiled().fit(X, Y, batch_size=kind(8).item(), verbose=0)
+    with pytest.raises(ConfigError, match=r"learning_rate=.*Python's number"):
+        Optimizer("sgd", learning_rate=np.float32(0.1))
+
+
+def test_the_confusion_matrix_is_an_object():
+    with pytest.raises(UnknownNameError, match=r"ipufit\.metrics\.ConfusionMatrix\(\)"):
+        compiled().compile("sgd", "mse", metrics=["confusion_matrix"])
 
 
 def test_a_billion_epochs_take_no_memory_before_they_are_run():

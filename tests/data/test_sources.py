@@ -205,6 +205,13 @@ DATA = {
         ["cat", "dog"] * 5,
         r"^y=\['cat', .*, \.\.\.\] names columns",
     ),
+    "a list of dicts": ([{"a": X[0]}] * 4, ["a"], "torch's DataLoader takes a list"),
+    "a list of pairs": (list(zip(X, Y)), None, "list of samples goes into a torch"),
+    "a list of rows": (
+        list(zip(X, X[:, :1])),
+        None,
+        "list of samples goes into a torch",
+    ),
     "lists of words": (
         [["cat", "dog"]] * 10,
         None,

@@ -23,7 +23,7 @@ from ipufit import Callback, DroppedRowsWarning, IPUConfig, IPUModel, Optimizer
 from ipufit.errors import EmptyUpdatesWarning
 from tests.metrics import peers
 from tests.reference import Last
-from tests.strategies import is_long
+from tests.strategies import examples
 
 # On a machine with one processor.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -682,7 +682,7 @@ def differences(drawn):
     return wrong
 
 
-@settings(max_examples=20 if is_long() else 4)
+@settings(max_examples=examples(40))
 @given(st.randoms(use_true_random=True))
 def test_a_random_program_gives_what_a_plain_loop_gives(random):
     drawn = draw(random)

@@ -1039,13 +1039,42 @@ def test_targets_that_are_no_labels_are_refused_before_training(loss, bad):
     model.compile("sgd", loss)
     x, y = torch.rand(8, 3), torch.zeros(8, 2)
     y[5, 1] = bad
-    for data in ((x, y), (x, y.long()), (TensorDataset(x, y), None)):
+    for data in ((x, y), (x, y.double()), (TensorDataset(x, y), None)):
         with pytest.raises(DataError, match=rf"`x` is {bad}, in row 5.*sample_weight"):
             model.fit(*data, batch_size=4, verbose=0)
     with pytest.raises(DataError, match=rf"`validation_data` is {bad}, in row 5"):
         model.fit(x, y * 0, batch_size=4, validation_data=(x, y), verbose=0)
     part = Subset(TensorDataset(x, y), [0, 1, 2, 3])
     model.evaluate(part, verbose=0)
+
+
+@pytest.mark.parametrize("loss", ["bce", "hinge"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int64", "bool", "float64"])
+def test_labels_of_any_type_are_taken(loss, dtype):
+    model = IPUModel(nn.Linear(3, 2))
+    model.compile("sgd", loss)
+    y = torch.tensor([[0, 1]] * 8)
+    results = [
+        model.evaluate(torch.ones(8, 3), targets, verbose=0)["loss"]
+        for targets in (y.float(), y.to(getattr(torch, dtype)))
+    ]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [nn.BCELoss(), nn.BCEWithLogitsLoss(), nn.KLDivLoss(reduction="batchmean")],
+)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_whole_numbers_for_shares_are_told_to_be_floats(loss, dtype):
+    end = nn.LogSoftmax(1) if isinstance(loss, nn.KLDivLoss) else nn.Softmax(1)
+    end = nn.Identity() if isinstance(loss, nn.BCEWithLogitsLoss) else end
+    model = IPUModel(nn.Sequential(nn.Linear(3, 2), end))
+    model.compile("sgd", loss)
+    x, y = torch.rand(8, 3), torch.tensor([[0, 1]] * 8, dtype=dtype)
+    with pytest.raises(DataError, match=r"y\.float\(\) of a tensor"):
+        model.fit(x, y, batch_size=4, verbose=0)
+    model.fit(x, y.float(), batch_size=4, verbose=0)
 
 
 @pytest.mark.parametrize("bad", [-100, math.nan])

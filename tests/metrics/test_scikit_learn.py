@@ -22,7 +22,7 @@ import ipufit
 from ipufit import IPUConfig, IPUModel, metrics
 from tests.metrics import peers
 from tests.metrics.harness import Through, figure
-from tests.strategies import examples, is_long
+from tests.strategies import examples
 
 IGNORED = -100
 
@@ -359,7 +359,7 @@ def test_every_name_has_a_peer():
 
 
 @pytest.mark.parametrize("kind", sorted({form.kind for form in FORMS}))
-@settings(max_examples=examples(60 if is_long() else 16))
+@settings(max_examples=examples(40))
 @given(random=st.randoms(use_true_random=True))
 def test_a_metric_is_the_peers(kind, random):
     drawn = draw(random, kind)

@@ -279,8 +279,8 @@ def refuse_empty(tensor: Tensor, what: str) -> None:
     """
     if tensor.numel() == 0:
         raise createPoptorchError(
-            f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)}, "
-            f"{what})."
+            "Zero-sized tensors are unsupported (Got shape "
+            f"{list(tensor.shape)}): {what} has no elements."
         )
 
 

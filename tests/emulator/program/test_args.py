@@ -4,6 +4,7 @@
 import collections
 import functools
 import inspect
+import re
 
 import pytest
 import torch
@@ -307,14 +308,16 @@ def test_a_number_is_an_input_of_one_micro_batch():
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0)])
 def test_empty_tensors_are_refused(shape):
-    with pytest.raises(poptorch.Error, match="Zero-sized tensors are unsupported"):
+    # PopTorch's own words, for code that looks at them (`Tensor.cpp`).
+    words = f"Zero-sized tensors are unsupported (Got shape {list(shape)})"
+    with pytest.raises(poptorch.Error, match=re.escape(words)):
         poptorch.inferenceModel(Echo())(torch.ones(shape))
 
 
 def test_weights_without_elements_are_refused():
     module = Echo()
     module.register_buffer("empty", torch.ones(0, 2))
-    with pytest.raises(poptorch.Error, match=r"Zero-sized.*\[0, 2\], the weight empty"):
+    with pytest.raises(poptorch.Error, match=r"\[0, 2\]\): the weight empty"):
         poptorch.inferenceModel(module)(ONE)
     module.register_buffer("empty", torch.ones(0, dtype=torch.int64))  # a constant
     assert poptorch.inferenceModel(module)(ONE)[0].tolist() == [2, 2]
