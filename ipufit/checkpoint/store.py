@@ -309,17 +309,18 @@ class CheckpointStore:
                 locks.append(DirectoryLock(self.directory))
 
         try:
-            written_by_one(hold)
-            self._is_held = True
-            yield
-        finally:
-            self._is_held = False
             try:
+                written_by_one(hold)
+                self._is_held = True
+                yield
+            finally:
+                self._is_held = False
                 for lock in locks:
                     lock.release()
-            finally:  # Ctrl-C may have come before `release` began
-                for lock in locks:
-                    lock.release()
+        finally:  # Ctrl-C may have come before each of these lines
+            self._is_held = False
+            for lock in locks:
+                lock.release()
 
     def clear(self) -> None:
         """Delete all checkpoints, and the directory if nothing else is in it.
