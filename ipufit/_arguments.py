@@ -72,10 +72,10 @@ class ArgumentRepr:
 
     if not TYPE_CHECKING:  # which would take it for all attributes
 
-        def __getattr__(self, name: str) -> NoReturn:
+        def __getattr__(self, name: str) -> Any:
             """Raise Python's error, with what to do about a skipped constructor."""
-            try:  # again, since the error may be that of a property
-                object.__getattribute__(self, name)
+            try:  # a property that raised an AttributeError is asked again
+                return object.__getattribute__(self, name)
             except AttributeError as error:
                 advice = skipped_constructor(type(self))
                 if not advice or advice in str(error):
@@ -110,11 +110,13 @@ def skipped_constructor(kind: type) -> str:
     for users in kind.__mro__:
         if users.__module__.startswith("ipufit."):
             break
-        if "__init__" not in vars(users):
+        name = "__post_init__" if "__dataclass_fields__" in vars(users) else "__init__"
+        if name not in vars(users):
             continue
-        code = inspect.unwrap(vars(users)["__init__"]).__code__
-        if "__init__" not in code.co_names:
-            return f". Let {users.__name__}.__init__ call super().__init__() first."
+        code = getattr(inspect.unwrap(vars(users)[name]), "__code__", None)
+        if code is None or "__init__" in code.co_names:
+            break
+        return f". Let {users.__name__}.{name} call super().__init__() first."
     return ""
 
 

@@ -161,13 +161,14 @@ def _print_once(kind: type[Any], error: BaseException, trace: Any) -> None:
     # torchrun ends the others as soon as a process has failed, silent or not.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
-        Path(of_process).parent.with_name(name).touch(exist_ok=False)
-    except FileExistsError:
-        return
-    except (OSError, ValueError):  # torchrun of another version, or a full disk
-        pass
-    sys.__excepthook__(kind, error, trace)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with contextlib.suppress(OSError, ValueError):  # another torchrun, a full disk
+            try:
+                Path(of_process).parent.with_name(name).touch(exist_ok=False)
+            except FileExistsError:
+                return
+        sys.__excepthook__(kind, error, trace)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def warn_in_first_process(text: str, category: type[Warning]) -> None:

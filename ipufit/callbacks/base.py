@@ -116,10 +116,13 @@ class Callback(ArgumentRepr):
         """Keras's parameters of the run: `verbose`, `epochs`, `steps`."""
         return self.run.params
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Any:
         """Leave the model and the run out of copies and pickles: a `fit` sets both."""
         left_out = "model", "run"
-        return {n: value for n, value in vars(self).items() if n not in left_out}
+        state = {n: value for n, value in vars(self).items() if n not in left_out}
+        names = {n for k in type(self).__mro__ for n in vars(k).get("__slots__", ())}
+        slots = {n: getattr(self, n) for n in names if hasattr(self, n)}
+        return (state, slots) if slots else state
 
     def set_model(self, model: Any) -> None:
         """Receive the model, before a run."""

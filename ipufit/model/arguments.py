@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from ipufit import checkpoint as files
 from ipufit._arguments import (
@@ -19,6 +18,7 @@ from ipufit._arguments import (
     check_number,
     shown,
 )
+from ipufit._tree import leaves_of
 from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
@@ -154,8 +154,8 @@ class FitArguments:
         require_targets(source, objective, "x", "train")
         class_weight = self.class_weight
         is_weighted = class_weight is not None or self.pads
-        has_rows = source.structure.rows is None
-        if not (has_rows and objective.owns_loss and is_weighted):
+        are_samples = source.structure.rows is None
+        if not (are_samples and objective.owns_loss and is_weighted):
             return
         what = "class_weight"
         if class_weight is None:
@@ -319,21 +319,31 @@ def _refuse_no_labels(source: Source, objective: Objective, name: str) -> None:
     if structure.has_weights or not isinstance(data, ArrayDataset):
         return
     targets = structure.targets.rebuild(data.tensors[structure.num_inputs :])
+    of = "" if name == "x" else f" of `{name}`"
     for key, loss in objective.losses:
-        part = targets.get(key) if isinstance(targets, dict) else targets
-        if not (loss.is_binary and isinstance(part, Tensor)):
-            continue
-        values = part if data.rows is None else part[data.rows]
-        values = values.to(torch.float32)  # -1 is 255 for torch beside 8 bits
-        is_odd = values.lt(-1).logical_or(values.ge(2))
-        if is_odd.any():
-            row, *_ = is_odd.nonzero()[0].tolist()
-            raise DataError(
-                f"The loss {loss.name!r} takes targets of 0 and 1, and a target of "
-                f"`{name}` is {float(values[is_odd][0]):g}, in row {row}. For classes "
-                "use 'cross_entropy', with an output for each; targets that don't "
-                "count need a sample_weight of 0 each."
-            )
+        parts = [targets] if key is None else _at(targets, key)
+        for part in leaves_of(parts) if loss.is_binary else ():
+            values = part if data.rows is None else part[data.rows]
+            values = values.to(torch.float32)  # -1 is 255 for torch beside 8 bits
+            is_odd = values.lt(-1).logical_or(values.ge(2))
+            if is_odd.any():
+                row, *_ = is_odd.nonzero()[0].tolist()
+                row = row if data.rows is None else int(data.rows[row])
+                raise DataError(
+                    f"The loss {loss.name!r} takes targets of 0 and 1 (hinge losses of "
+                    f"-1 and 1, too), and the targets{of} have "
+                    f"{float(values[is_odd][0]):g}, in row {row}. For classes use "
+                    "'cross_entropy', with an output for each; targets that don't "
+                    "count need a sample_weight of 0 each."
+                )
+
+
+def _at(targets: Any, key: str | int) -> list[Any]:
+    """List the target of an output; no target if it can't be told by the key alone."""
+    if isinstance(targets, dict):
+        return [targets[key]] if key in targets else []
+    is_index = isinstance(targets, (list, tuple)) and isinstance(key, int)
+    return [*targets[key : key + 1]] if is_index else []
 
 
 def names_in_logs(
