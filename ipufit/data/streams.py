@@ -214,7 +214,7 @@ class StreamSource(Source):
         elif not self._first:
             raise DataError(f"`{name}` has no samples.")
         self._begun: Pass | None = begun
-        self._only_pass = begun  # of a generator
+        self._only_pass = begun if self.is_one_shot else None
         self.num_validated = 0
         self._values = plain_values(self._iterable)
 
@@ -339,12 +339,12 @@ class StreamSource(Source):
 
     def count_validated(self) -> None:
         """Count the batches that validations have used of a generator."""
-        if self.is_one_shot:
+        if self._only_pass is not None:
             self.num_validated = self._only_pass.num_drawn
 
     def skip_validated(self, num_batches: int) -> None:
         """Draw the batches of a generator that an interrupted run has validated on."""
-        if self.is_one_shot:
+        if self._only_pass is not None:
             self.num_validated = num_batches
             deque(itertools.islice(self._only_pass, num_batches), maxlen=0)
 
