@@ -212,8 +212,8 @@ def same_rows(leaves: Sequence[Any], where: str) -> list[Tensor]:
         raise DataError(
             f"{where} has arrays of different numbers of samples: "
             f"{short_list(lengths)}. Dim 0 must be the same for all. To give samples "
-            "one by one use an IterableDataset; if a batch is a whole micro-batch, "
-            "such as padded graphs, ipufit.FixedSizeBatches."
+            "one by one use an IterableDataset. If a batch is a whole micro-batch, "
+            "such as padded graphs, use ipufit.FixedSizeBatches."
         )
     return [t if t.dim() else t.expand(lengths[0]).clone() for t in tensors]
 

@@ -330,8 +330,8 @@ def _refuse_no_labels(source: Source, objective: Objective, name: str) -> None:
                 row, *_ = is_odd.nonzero()[0].tolist()
                 row = row if data.rows is None else int(data.rows[row])
                 raise DataError(
-                    f"The loss {loss.name!r} takes targets of 0 and 1 (hinge losses of "
-                    f"-1 and 1, too), and the targets{of} have "
+                    f"The loss {loss.name!r} takes targets of 0 and 1 (hinge losses "
+                    f"also -1 and 1), and a target{of} is "
                     f"{float(values[is_odd][0]):g}, in row {row}. For classes use "
                     "'cross_entropy', with an output for each; targets that don't "
                     "count need a sample_weight of 0 each."

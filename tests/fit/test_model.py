@@ -115,7 +115,7 @@ BAD_FITS = {
         ),
         (r"weights \[3\]", fit(X, Y, sample_weight=torch.ones(3))),
         (
-            "`sample_weight` holds no arrays: it is balanced",
+            "`sample_weight` holds no arrays: it is 'balanced'",
             fit(X, Y, sample_weight="balanced"),
         ),
         ("`sample_weight` was given beside", fit(PAIRS, sample_weight=torch.ones(32))),

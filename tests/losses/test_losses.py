@@ -1040,12 +1040,29 @@ def test_targets_that_are_no_labels_are_refused_before_training(loss, bad):
     x, y = torch.rand(8, 3), torch.zeros(8, 2)
     y[5, 1] = bad
     for data in ((x, y), (x, y.double()), (TensorDataset(x, y), None)):
-        with pytest.raises(DataError, match=rf"`x` is {bad}, in row 5.*sample_weight"):
+        with pytest.raises(
+            DataError, match=rf"a target is {bad}, in row 5.*sample_weight"
+        ):
             model.fit(*data, batch_size=4, verbose=0)
     with pytest.raises(DataError, match=rf"`validation_data` is {bad}, in row 5"):
         model.fit(x, y * 0, batch_size=4, validation_data=(x, y), verbose=0)
     part = Subset(TensorDataset(x, y), [0, 1, 2, 3])
     model.evaluate(part, verbose=0)
+
+
+@pytest.mark.parametrize("nest", [list, tuple, lambda pair: dict(zip("ab", pair))])
+def test_unfit_labels_of_an_output_are_refused_however_they_are_nested(nest):
+    class Two(nn.Linear):
+        def forward(self, x):
+            return nest((super().forward(x), x[:, :1]))
+
+    x, labels, numbers = torch.rand(8, 3), torch.zeros(8, 2), torch.full((8, 1), 7.0)
+    losses = {"a": "bce", "b": "mse"} if "a" in nest("12") else ["bce", "mse"]
+    model = IPUModel(Two(3, 2))
+    model.compile("sgd", losses)
+    model.fit(x, nest((labels, numbers)), batch_size=4, verbose=0)
+    with pytest.raises(DataError, match="a target is 7, in row 0"):
+        model.fit(x, nest((labels + 7, numbers)), batch_size=4, verbose=0)
 
 
 @pytest.mark.parametrize("loss", ["bce", "hinge"])
