@@ -200,9 +200,11 @@ def number_in(value: Any) -> float | None:
         >>> number_in(np.float32([0.5])), number_in(np.zeros(2)), number_in("warm-up")
         (0.5, None, None)
     """
-    if math.prod(getattr(value, "shape", ())) == 1 and hasattr(value, "item"):
+    if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
         value = value.item()
-    return value if isinstance(value, (int, float)) else None
+    if isinstance(value, (int, float)):
+        return value
+    return float(value) if isinstance(value, numbers.Real) else None
 
 
 def check_number(

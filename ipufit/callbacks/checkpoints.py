@@ -331,7 +331,7 @@ class ModelCheckpoint(SavingCallback, MonitorCallback):
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             raise ConfigError(
                 f'Failed to format this callback filepath: "{self.filepath}". Reason: '
-                f"{error!r}. Fields there are: {', '.join(sorted(fields))}."
+                f"{error!r}. Fields with one number are: {', '.join(sorted(fields))}."
             ) from error
 
     def _is_due(self, epoch: int, logs: dict[str, Any], path: str) -> bool:

@@ -143,7 +143,7 @@ class Program:
             with span("device call"):
                 return self.executor(*tensors)
         except (IndexError, RuntimeError) as error:
-            _refuse_index(error, self.step.module, batch)
+            _refuse_index(error, self.step.module, batch, "this call")
             raise
 
 
@@ -180,9 +180,9 @@ _OUT_OF_RANGE = re.compile(r"out of (range|bounds)|index.* invalid|Class values 
 
 
 def _refuse_index(
-    error: Exception, module: torch.nn.Module, batch: Sequence[Tensor]
+    error: Exception, module: torch.nn.Module, batch: Sequence[Tensor], where: str
 ) -> None:
-    """Raise a DataError with the integers of the call if torch refused an index.
+    """Raise a DataError with the integers of a batch if torch refused an index.
 
     The first micro-batch fails when it is traced, as an error of its layer; later ones
     fail in the call.
@@ -205,7 +205,7 @@ def _refuse_index(
         if not t.is_floating_point() and t.dtype != torch.bool and t.numel()
     )
     raise DataError(
-        f"{text}. The integers of this call are {ranges or 'none'}: a class, or the "
+        f"{text}. The integers of {where} are {ranges or 'none'}: a class, or the "
         "row of an embedding, must be less than their number, and 0 or more."
     ) from error
 
@@ -616,7 +616,8 @@ class Executors:
                         try:
                             executor.compile(*tensors)
                         except DataError as error:
-                            _refuse_index(error, step.module, spec.example)
+                            first = [tensor[:1] for tensor in spec.example]
+                            _refuse_index(error, step.module, first, "the first sample")
                             raise
 
                 stack.enter_context(display.compiling(spec.name))

@@ -342,8 +342,9 @@ def _at(targets: Any, key: str | int) -> list[Any]:
     """List the target of an output; no target if it can't be told by the key alone."""
     if isinstance(targets, dict):
         return [targets[key]] if key in targets else []
-    is_index = isinstance(targets, (list, tuple)) and isinstance(key, int)
-    return [*targets[key : key + 1]] if is_index else []
+    if isinstance(key, int) and isinstance(targets, (list, tuple)):
+        return [*targets[key : key + 1]]
+    return []
 
 
 def names_in_logs(

@@ -182,7 +182,7 @@ def test_fields_of_a_path_are_numbers_and_texts(tmp_path):
         "warm-up <b>-0.50-2.5.safetensors"
     ]
     with pytest.raises(
-        ConfigError, match=r"Fields there are: epoch, loss, note, small"
+        ConfigError, match=r"Fields with one number are: epoch, loss, note, small"
     ):
         fit([Adds(), ModelCheckpoint(f"{tmp_path}/{{per_class}}.safetensors")])
 
@@ -223,7 +223,7 @@ class Begun(Callback):
 def test_a_monitor_of_a_matrix_is_refused_before_the_run(make, name, sets, tmp_path):
     metrics = [ConfusionMatrix(name="m") if sets else ConfusionMatrix(), "accuracy"]
     data = dict.fromkeys(sets, (X, Y)) if sets else (X, Y)
-    words = "is a matrix, not one number|Fields there are: accuracy, epoch"
+    words = "is a matrix, not one number|Fields with one number are: accuracy, epoch"
     with pytest.raises(ConfigError, match=words) as caught:
         fit([make(name, tmp_path), Begun()], metrics, validation_data=data)
     assert name in str(caught.value)
