@@ -115,3 +115,16 @@ def test_a_store_is_copied(copied, tmp_path):
     store = CheckpointStore(tmp_path / "run", keep_last=2)
     assert copied(store).directory == store.directory
     assert copied(store).all() == []
+
+
+class Slots(Callback):
+    __slots__ = ("kept",)
+
+    def __init__(self):
+        super().__init__()
+        self.kept = 3
+
+
+@both
+def test_slots_are_copied(copied):
+    assert copied(Slots()).kept == 3

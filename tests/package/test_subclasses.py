@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
@@ -118,3 +119,33 @@ def test_an_attribute_that_is_missing_otherwise_is_python_s_error():
         with pytest.raises(AttributeError) as caught:
             getattr(Mine(), name)
         assert str(caught.value) == "'Mine' object has no attribute 'cuont'"
+
+
+def test_errors_of_properties_and_other_constructors_stay_as_they_are():
+    class Late(ipufit.Callback):
+        tries = 0
+
+        @property
+        def client(self):
+            self.tries += 1
+            if self.tries % 2:
+                raise AttributeError("not connected yet")
+            return "client"
+
+    @dataclasses.dataclass
+    class Fields(ipufit.Callback):
+        every: int = 2
+
+        def __post_init__(self):
+            super().__init__()
+
+    class Counts(dict, ipufit.Callback):
+        pass
+
+    assert Late().client == "client"
+    name = "missing"
+    for kind in (Fields, Counts):
+        with pytest.raises(
+            AttributeError, match=f"'{kind.__name__}' object has no .*'$"
+        ):
+            getattr(kind(), name)
