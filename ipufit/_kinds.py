@@ -106,7 +106,7 @@ def list_of(kind: Kind, length: int | None = None) -> Kind:
 
 
 def dict_of(kind: Kind) -> Kind:
-    """Return the kind of dicts with any str keys, and values of one kind."""
+    """Return the check of dicts whose keys are any str and whose values pass `kind`."""
 
     def check(value: Any, where: str) -> str | None:
         if not _is_object(value):

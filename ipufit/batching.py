@@ -176,7 +176,7 @@ class Choice(NamedTuple):
     reason: str = ""
 
     def remark(self, unit: str, name: str) -> str:
-        """Describe the number, and why it isn't larger; "" without a reason.
+        """Describe the number and why it isn't larger; "" if there is no reason.
 
         Example:
             >>> choice = Choice(16, "32 would pad 80 passes to 96")

@@ -793,7 +793,7 @@ _MEAN_OTHERWISE = {
 
 
 def _key(name: str) -> str:
-    """Normalize a name: remove underscores, capitals and a final `loss`."""
+    """Normalize a name: lowercase, without underscores and a final `loss`."""
     key = name.lower().replace("_", "")
     return key[: -len("loss")] if key.endswith("loss") else key
 

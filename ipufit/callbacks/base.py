@@ -425,7 +425,7 @@ class CallbackList(Callback):
             >>> CallbackList([EarlyStopping(), TerminateOnNaN()]).call_ends()
             [(1, 'TerminateOnNaN')]
         """
-        ends = [(_hears_every(c), type(c).__name__) for c in self.callbacks]
+        ends = [(_hears_each_update(c), type(c).__name__) for c in self.callbacks]
         return [(every, name) for every, name in ends if every is not None]
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
@@ -619,7 +619,7 @@ def _numbered(key: str) -> str:
     return f"{_callback_name(key)} (number {_position(key)})"
 
 
-def _hears_every(callback: Callback) -> int | None:
+def _hears_each_update(callback: Callback) -> int | None:
     """Return the number of updates after which calls end for a callback; None for any.
 
     The first class in the method resolution order that overrides `hears_every` or a

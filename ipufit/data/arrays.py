@@ -68,8 +68,8 @@ def checked_tensor(value: Any, where: str) -> Tensor:
 
 def _too_large(value: float, where: str, at: str = "") -> DataError:
     return DataError(
-        f"{where} has {value}{at}: an IPU has floats of 32 bits, up to "
-        f"{LARGEST_FLOAT32:.6g}, and that is infinite in them. Scale the values."
+        f"{where} has {value}{at}, which is infinite on an IPU: its floats have 32 "
+        f"bits and go up to {LARGEST_FLOAT32:.6g}. Scale the values."
     )
 
 
@@ -423,9 +423,9 @@ def split_columns(
     if not hasattr(row, "keys") or not hasattr(row, "__getitem__"):
         raise DataError(
             f"y={reprlib.repr(list(names))} names columns, and {where} has none: it "
-            f"is a {type(row).__name__}. Pass rows as dicts, in a dataset or a loader "
-            "(torch's DataLoader takes a list of them); or the targets themselves: "
-            "numbers of classes, if these are names of classes."
+            f"is a {type(row).__name__}. If they are columns, pass rows as dicts, in a "
+            "dataset or a loader (torch's DataLoader takes a list of them). If they "
+            "are the targets, names of classes, pass numbers of classes."
         )
     missing = [name for name in names if name not in row]
     if missing:

@@ -627,7 +627,7 @@ class InferenceBatches(_Batches):
         return self._plan.device_iterations
 
     def num_passes(self, num_rows: int) -> int:
-        """Count the forward passes over all replicas that samples take.
+        """Return how many forward passes, each on all replicas, samples take.
 
         Args:
             num_rows: Number of samples of all processes. No process has more of them

@@ -59,9 +59,8 @@ class ClassWeights:
         if not isinstance(table, Mapping) or not table:
             raise DataError(
                 f"class_weight={shown(table)} is not a dict of class index to weight. "
-                "Make one, dict(enumerate(weights)), of a list or an array, such as "
-                "that of sklearn's "
-                "compute_class_weight('balanced', classes=..., y=...)."
+                "dict(enumerate(weights)) makes a dict of a list or an array, such as "
+                "sklearn's compute_class_weight('balanced', classes=..., y=...)."
             )
         for index, weight in table.items():
             if isinstance(index, bool) or not isinstance(index, numbers.Integral):

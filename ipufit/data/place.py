@@ -194,10 +194,12 @@ class LoaderState(NamedTuple):
             counts = [words[name] for name in ("num_left", "num_drawn")]
             has_ended = bool(words["has_ended"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(f"it has no state of a loader: {error!r}") from error
+            raise DataError(
+                f"the state of its loader can't be read: {error!r}"
+            ) from error
         is_whole = all(type(number) is int and number >= 0 for number in counts)
         if not is_whole or any(len(leaf) < counts[0] for leaf in rows):
-            raise DataError("it has no state of a loader: its counts are invalid")
+            raise DataError("the state of its loader has invalid counts")
         return cls(state, rows, counts[0], counts[1], has_ended)
 
 

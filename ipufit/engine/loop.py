@@ -155,7 +155,9 @@ class Training:
                 self.average.update(updates, self.executors.weights_shown)
         with span("metrics"):
             self.metrics.add(sums)
-            self.metrics.note_refused_target(sums, partial(self._rows, call))
+            self.metrics.note_refused_target(
+                sums, partial(self._zeros_and_labels, call)
+            )
             if outputs is not None:
                 self._stream(outputs, call)
 
@@ -244,7 +246,7 @@ class Training:
         size = self.batches.plan_of_samples.micro_batch_size
         return dominant_labels(labels, mixing, size)
 
-    def _rows(self, call: Call) -> tuple[Any, Labels]:
+    def _zeros_and_labels(self, call: Call) -> tuple[Any, Labels]:
         """Return zeros in place of the outputs of a call, and its labels."""
         (outputs, _), *_ = self.program.step.examples
         num_rows = self.batches.structure.num_rows(call.batch)

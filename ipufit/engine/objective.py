@@ -237,7 +237,7 @@ def _loss_key(outputs: Mapping[Any, Any], marked: Sequence[Tensor]) -> Any:
 
 
 def _scalar_end(outputs: Sequence[Any]) -> int | None:
-    """Return the position, first or last, of a scalar in a tuple; None without one."""
+    """Return the index of the scalar at the start or end of a tuple, or None."""
     ends = sorted({0, len(outputs) - 1}) if outputs else []
     scalars = [
         end
@@ -575,7 +575,7 @@ class Objective:
 
     @property
     def modules(self) -> list[torch.nn.Module]:
-        """Losses that are modules, for their buffers."""
+        """The losses that are torch modules, and so may have buffers."""
         functions: list[Any] = [loss.function for _, loss in self.losses]
         return [f for f in functions if isinstance(f, torch.nn.Module)]
 
@@ -1179,7 +1179,7 @@ def sum_loss_message(what: str, rows: int, *, is_all: bool = True) -> str:
 def dominant_labels(
     labels: Labels, mixing: Tensor, micro_batch_size: int | None = None
 ) -> Labels:
-    """Return labels for metrics: of each mixed pair the label with the larger share.
+    """Return, for each mixed pair, the label with the larger share.
 
     Args:
         labels: Targets, weights and shares of rows.

@@ -205,8 +205,8 @@ def _refuse_index(
         if not t.is_floating_point() and t.dtype != torch.bool and t.numel()
     )
     raise DataError(
-        f"{text}. The integers of {where} are {ranges or 'none'}: a class, or the "
-        "row of an embedding, must be less than their number, and 0 or more."
+        f"{text}. The integers of {where} are {ranges or 'none'}. Classes go from 0 "
+        "to their number - 1, and so do the rows of an embedding."
     ) from error
 
 
@@ -1037,8 +1037,8 @@ def gradient_anchors(names: Iterable[str]) -> dict[str, str]:
     return {GRADIENT_OF + name: f"Gradient___{MODULE}{name}" for name in names}
 
 
-class TrainingSurvey(NamedTuple):
-    """The findings of a survey of a training program.
+class TrialFindings(NamedTuple):
+    """What a trial trace of a training program finds.
 
     Attributes:
         survey: The emulator's survey.
@@ -1053,7 +1053,7 @@ class TrainingSurvey(NamedTuple):
     tensors: list[Tensor]
 
 
-def survey_training(spec: TrainingSpec) -> TrainingSurvey:
+def survey_training(spec: TrainingSpec) -> TrialFindings:
     """Trace the training program, and record all refusals without changing the module.
 
     Args:
@@ -1100,4 +1100,4 @@ def survey_training(spec: TrainingSpec) -> TrainingSurvey:
         refusals.append(error)
     messages = [warning.message for warning in caught]
     ours = [message for message in messages if isinstance(message, IpufitWarning)]
-    return TrainingSurvey(results, refusals, ours, tensors)
+    return TrialFindings(results, refusals, ours, tensors)

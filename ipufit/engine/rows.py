@@ -137,7 +137,7 @@ def joined(parts: Iterable[Any]) -> Any:
 
 
 def _joined(parts: tuple[Any, ...]) -> Any:
-    """Join one leaf of all parts; other leaves than tensors are equal in all parts."""
+    """Concatenate a leaf of all parts; what isn't a tensor is the same in each."""
     if len(parts) == 1 or not isinstance(parts[0], Tensor):
         return parts[0]
     return torch.cat(parts)

@@ -297,7 +297,7 @@ class TraceChecks(TorchFunctionMode):
             )
 
     def increments(self) -> dict[str, int]:
-        """Return the increment per micro-batch of each buffer only counted up."""
+        """Return how much each micro-batch adds to buffers that are only counted up."""
         return {name: number for name, number in self._added.items() if number}
 
     def warn(self) -> None:
@@ -470,7 +470,7 @@ _TAKEN = {
 
 
 class Misuse(NamedTuple):
-    """A call of a loss function with probabilities that it doesn't take.
+    """A call that passes probabilities to a loss function of something else.
 
     Attributes:
         function: Name of the loss function.

@@ -133,7 +133,7 @@ def poisson(outputs: Tensor, targets: Tensor, log_input: bool = True) -> Tensor:
 
 
 class _LogLoss(MeanMetric):
-    """Base of means of losses whose outputs are logits or probabilities.
+    """Base of metrics that average a loss of logits or probabilities.
 
     Args:
         from_logits: Whether outputs are logits, as in `ipufit.metrics.BinaryAccuracy`.

@@ -126,8 +126,8 @@ class AUC(Metric):
             check_number("a label's weight", weight, least=0, of="AUC")
         if average == "weighted" and label_weights is not None:
             raise ConfigError(
-                "AUC has average='weighted', by the number of 1s of each label, and "
-                f"label_weights={label_weights}. Give one of them."
+                "AUC got average='weighted', which weighs each label by its number of "
+                f"1s, and label_weights={label_weights}. Give one of them."
             )
 
     def sums(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
@@ -153,7 +153,7 @@ class AUC(Metric):
         return scores.gt(steps.div(self._num_steps))
 
     def result(self, sums: Tensor) -> float:
-        """Compute the area; NaN without 0s, without 1s, or if scores are NaN."""
+        """Compute the area; NaN if no target is 0, none is 1, or a score is NaN."""
         num_inner = self._num_steps - self._first
         if self._thresholds is not None:
             num_inner = len(self._thresholds)

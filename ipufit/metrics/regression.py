@@ -115,7 +115,7 @@ def huber_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class MeanSquaredError(Metric):
-    """The mean of the squared differences, at any scale.
+    """The mean of the squared differences, also where squares overflow float32.
 
     Squares of numbers above 1e19 are infinite in float32. So differences are multiplied
     by a power of 2 first, and each power has a sum of its own.

@@ -161,7 +161,7 @@ class TargetMeans(TorchFunctionMode):
         return [zero if slope is None else slope for slope in slopes]
 
     def checked(self, sums: Tensor) -> Tensor:
-        """Return NaN in place of sums if the number of targets that count is unknown.
+        """Replace the sums by NaN if it isn't known how many targets count.
 
         A compiled program can't raise an error: the host, which reads the sums, raises
         `unknown_number`.

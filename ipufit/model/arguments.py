@@ -363,8 +363,8 @@ def names_in_logs(
     for name in names if validated else ():
         if name.startswith("val_"):
             raise ConfigError(
-                f"The training reports {name!r}, and fit() puts val_ in front of the "
-                "metrics of validation_data. Give the scalar or metric another name."
+                f"The training reports {name!r}, but names that begin with val_ are "
+                "those of validation_data. Give the scalar or metric another name."
             )
     in_logs, set_of = set(names), dict.fromkeys(names, "the training")
     for prefix, metrics in validated:

@@ -468,7 +468,7 @@ class CallPlanner:
         batch_size, rows = asked[0]
         max_rows = rows if arguments.max_rows is None else arguments.max_rows
         limits = [max_rows, *(rows for _, rows in asked[1:])]
-        counts = [_samples_to_infer(*set_) for set_ in zip(sets, limits)]
+        counts = [_num_samples_to_infer(*set_) for set_ in zip(sets, limits)]
         self.settle(source)
         config, choice = _config_of_items(self.config, source), None
         plan = plan_of_pass(self.module, config, batch_size)
@@ -760,7 +760,7 @@ def rows_to_evaluate(
     return size, steps * (batch_size or source.batch_size or default)
 
 
-def _samples_to_infer(source: Source, max_rows: int | None) -> int | None:
+def _num_samples_to_infer(source: Source, max_rows: int | None) -> int | None:
     """Return the number of samples, `max_rows` at most; None if unknown."""
     known = source.num_certain
     known = source.num_samples if known is None else known

@@ -697,7 +697,7 @@ class IPUModel:
         plan = self._planner.prediction(source, arguments)
         parts = self._predicted(plan, callbacks, verbose)
         if not stream:
-            return self._whole_outputs(plan, parts)
+            return self._join_outputs(plan, parts)
         if not self.processes.are_several:
             return parts
         return (
@@ -878,7 +878,7 @@ class IPUModel:
         source = as_batch(x, left_out=self._target_columns, columns=self._columns)
         self.processes.require_same("predict_on_batch", samples=source.num_samples)
         plan = self._planner.prediction(source, InferenceArguments(is_single=True))
-        return self._whole_outputs(plan, self._predicted(plan))
+        return self._join_outputs(plan, self._predicted(plan))
 
     def batch_plan(
         self,
@@ -1762,7 +1762,7 @@ class IPUModel:
             finally:
                 batches.close()
 
-    def _whole_outputs(self, plan: Inference, parts: Iterator[Any]) -> Any:
+    def _join_outputs(self, plan: Inference, parts: Iterator[Any]) -> Any:
         """Join the outputs of all calls and processes, in the order of the samples."""
         if not self.processes.are_several:
             return joined(parts)

@@ -215,7 +215,7 @@ def is_norm(layer: torch.nn.Module) -> bool:
 
 
 def split_words(words: str | Sequence[str]) -> tuple[str, ...]:
-    """Split a user's words into a tuple; `"bias_and_norm"` becomes two words.
+    """Split a selection of parameters into words, `"bias_and_norm"` into two.
 
     Example:
         >>> split_words("bias_and_norm"), split_words(["bias", "embed.*"])
@@ -716,9 +716,9 @@ class Optimizer(ArgumentRepr):
             )
         if self.changes_loss_scaling:
             raise UnsupportedError(
-                f"{who} and a loss scaling that changes. PopTorch's SGD clips what is "
-                "still multiplied by it, at a fixed norm. Use a fixed loss_scaling, or "
-                "'adamw' or 'adam'."
+                f"{who} and a loss scaling that changes. PopTorch's SGD clips "
+                "gradients while they are still multiplied by the loss scaling, at a "
+                "fixed norm. Use a fixed loss_scaling, or 'adamw' or 'adam'."
             )
 
 
@@ -785,8 +785,9 @@ def resolve_optimizer(
         values = [group[name] for group in optimizer.param_groups if name in group]
         if any(values) and not all(values):
             raise UnsupportedError(
-                f"{_class_name(optimizer)} has {name} in some groups only, and on an "
-                f"IPU it is one {kind} for all of them. Set it alike for all groups."
+                f"{_class_name(optimizer)} has {name} in some groups only, but an IPU "
+                f"uses one {kind} for all groups. Set {name} in all of them, or in "
+                "none."
             )
     groups = _grouped_parameters(optimizer, module, counterpart)
     if isinstance(optimizer, poptorch.optim.Optimizer):

@@ -769,7 +769,7 @@ class RampedScaling(Setter):
                 group["velocity_scaling"] = scaling
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the ramp in updates."""
+        """Return the ramp of this fit, with its lengths in updates."""
         return {"ramp": self._ramp}
 
     def go_on(self, state: Mapping[str, Any], num_updates: int) -> None:

@@ -312,7 +312,7 @@ class IPUMemory:
 
     @property
     def share(self) -> float:
-        """Expected share of the IPU's memory, without code."""
+        """Expected share of the IPU's memory that data takes; code isn't counted."""
         return self.total.value / self.capacity
 
 

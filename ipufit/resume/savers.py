@@ -405,7 +405,7 @@ class RunSaver:
 
 
 def _host_state(index: int, saved: Sequence[RandomState]) -> RandomState:
-    """Return the random states of a process; a new process draws its own numbers.
+    """Return the saved random states of a process; an added process gets new ones.
 
     If all saved processes had the same state, which a script may rely on, a new process
     gets that state too. The generators of a loader have the same state in all

@@ -541,7 +541,7 @@ PAIRS = torch.stack([Y, Y], dim=1)
         (PAIRS, {1: 3.0}, r"\(\d+, 2\) don't add up to 1.*positions"),
         (PAIRS[:, :1] + 0.25, {1: 3.0}, r"a target is \d.*25\. Pass sample weights"),
         *(
-            (Y, table, r"dict\(enumerate\(weights\)\), of .* compute_class_weight")
+            (Y, table, r"dict\(enumerate\(weights\)\) .* compute_class_weight")
             for table in ([1.0, 2.0], np.ones(2), "balanced")
         ),
         *(

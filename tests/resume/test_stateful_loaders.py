@@ -158,7 +158,7 @@ def test_a_damaged_state_is_refused(third, tmp_path):
         words = f"uint8 [{len(damage)}]"
         checkpoint.state["tensors"]["random"]["loader/json"] = words
         write_checkpoint(tmp_path / f"bad{number}", checkpoint)
-        with pytest.raises(DamagedCheckpointError, match="no state of a loader"):
+        with pytest.raises(DamagedCheckpointError, match="the state of its loader"):
             resumed(scenario, tmp_path / f"bad{number}")
 
 
