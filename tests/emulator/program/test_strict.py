@@ -124,6 +124,16 @@ def test_a_way_round_is_told_where_there_is_one():
         strictly(lambda x: torch.searchsorted(x, x))
 
 
+@pytest.mark.usefixtures("_strict")
+def test_a_way_round_is_that_of_the_function():
+    with pytest.raises(
+        poptorch.Error, match=r"logit \(try \(x / \(1 - x\)\)\.log\(\)\)"
+    ):
+        strictly(torch.logit)
+    with pytest.raises(poptorch.Error, match=r"come from torch\.vdot\. Not"):
+        strictly(lambda x: torch.vdot(x[0], x[0]))
+
+
 def attention(x):
     return F.scaled_dot_product_attention(x[None], x[None], x[None])
 
