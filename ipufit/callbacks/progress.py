@@ -67,7 +67,7 @@ class ProgressDisplay(Callback):
         return self._chosen_console or _standard_output()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the console out that was found for this process."""
+        """Leave out the console, which is that of this process."""
         return {n: v for n, v in super().__getstate__().items() if n != "_console"}
 
     @property

@@ -432,15 +432,16 @@ class HostProgram:
         size = self.output_size(2)
         if size is None:
             return
-        own, others = (
-            program.structure.labels(_first_as_zeros(program.example, 2))
-            for program in (self, trained)
-        )
-        failure = partial(
-            _failure_of_losses, objective, size.outputs, with_metrics=True
-        )
-        if failure(own) and not failure(others):
-            raise DataError(f"`{name}` doesn't fit: {failure(own)}")
+
+        def failure(program: HostProgram) -> str:
+            labels = program.structure.labels(_first_as_zeros(program.example, 2))
+            return _failure_of_losses(
+                objective, size.outputs, labels, with_metrics=True
+            )
+
+        fault = failure(self)
+        if fault and not failure(trained):
+            raise DataError(f"`{name}` doesn't fit: {fault}")
 
     def refuse_own_sums(self, *, training: bool) -> None:
         """Refuse a step, or a module's own loss, that sums over the samples.
