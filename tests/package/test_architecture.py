@@ -193,16 +193,9 @@ def goes_up(importer, imported, package=PACKAGE):
     return here != there and floors[there] >= floors[here]
 
 
-@pytest.fixture(scope="module")
-def sources():
-    """Name of a module -> what `read` says of it."""
-    return {name: read(name, path) for name, path in MODULES.items()}
-
-
-@pytest.fixture(scope="module")
-def pairs(sources):
-    """Each module with each of its imports."""
-    return [(name, target) for name, (found, _) in sources.items() for target in found]
+READ = {name: read(name, path) for name, path in MODULES.items()}
+IMPORTS = {name: found for name, (found, _) in READ.items()}
+PAIRS = [(name, target) for name, targets in IMPORTS.items() for target in targets]
 
 
 @pytest.mark.parametrize("package", FLOORS)
@@ -212,37 +205,37 @@ def test_every_module_has_a_floor(package):
 
 
 @pytest.mark.parametrize("package", FLOORS)
-def test_imports_only_go_down(package, pairs):
+def test_imports_only_go_down(package):
     inside = [
         pair
-        for pair in pairs
+        for pair in PAIRS
         if is_inside(pair[0], package) and is_inside(pair[1], package)
     ]
     assert inside
     assert [pair for pair in inside if goes_up(*pair, package)] == []
 
 
-def test_no_imports_make_a_circle(sources):
-    assert circles({name: found for name, (found, _) in sources.items()}) == []
+def test_no_imports_make_a_circle():
+    assert circles(IMPORTS) == []
 
 
-def test_only_doors_import_by_a_computed_name(sources):
-    found = {name for name, (_, is_computed) in sources.items() if is_computed}
+def test_only_doors_import_by_a_computed_name():
+    found = {name for name, (_, is_computed) in READ.items() if is_computed}
     assert found == set(COMPUTED_IMPORTS)
 
 
-def test_only_the_seam_imports_poptorch(pairs):
-    assert {name for name, target in pairs if is_inside(target, "poptorch")} == {SEAM}
+def test_only_the_seam_imports_poptorch():
+    assert {name for name, target in PAIRS if is_inside(target, "poptorch")} == {SEAM}
 
 
-def test_only_the_seam_chooses_the_emulator(pairs):
-    outside = [pair for pair in pairs if not is_inside(pair[0], EMULATOR)]
+def test_only_the_seam_chooses_the_emulator():
+    outside = [pair for pair in PAIRS if not is_inside(pair[0], EMULATOR)]
     choosing = {name for name, target in outside if is_inside(target, EMULATOR)}
     assert choosing == {SEAM, PACKAGE}  # whose stub lists it
 
 
-def test_the_emulator_imports_nothing_from_the_rest_of_ipufit(pairs):
-    own = [pair for pair in pairs if is_inside(pair[0], EMULATOR)]
+def test_the_emulator_imports_nothing_from_the_rest_of_ipufit():
+    own = [pair for pair in PAIRS if is_inside(pair[0], EMULATOR)]
     strangers = [
         (name, target)
         for name, target in own
@@ -255,10 +248,10 @@ def test_the_emulator_imports_nothing_from_the_rest_of_ipufit(pairs):
 @pytest.mark.skipif(
     sys.version_info < (3, 10), reason="3.10 is the first to list its standard library"
 )
-def test_the_package_imports_what_it_declares_and_the_emulator_torch_and_numpy(pairs):
+def test_the_package_imports_what_it_declares_and_the_emulator_torch_and_numpy():
     foreign = {
         (name, target.partition(".")[0])
-        for name, target in pairs
+        for name, target in PAIRS
         if target.partition(".")[0]
         not in {PACKAGE, *OPTIONAL, *sys.stdlib_module_names}
     }
