@@ -283,7 +283,9 @@ def test_what_fit_refuses_names_the_step():
         of_subclass().fit(X, **FIT)
     model = reference.compiled(network(), step=named_like_a_validation, loss=None)
     assert "val_loss" in model.fit(X, Y, **FIT).history
-    with pytest.raises(ConfigError, match=r"reports 'val_loss', and fit.. puts val_"):
+    with pytest.raises(
+        ConfigError, match=r"reports 'val_loss', but names that begin with val_"
+    ):
         model.fit(X, Y, validation_data=(X, Y), **FIT)
 
 
