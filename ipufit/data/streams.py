@@ -45,7 +45,7 @@ class Pass:
         iterator: Iterator over the batches.
         num_drawn: Number of batches that this process has drawn.
         first: A block that was drawn already and is returned first, or None.
-        last: The last rows that were returned, if the iterable has a state; empty
+        last: The last rows that were drawn, if the iterable has a state; empty
             before the first block.
     """
 
@@ -78,7 +78,7 @@ class Pass:
         self.last: list[Tensor] = []
         if loader is not None:
             self.last = loader.rows
-            self._num_rows = loader.num_drawn - loader.num_left
+            self._num_rows = loader.num_drawn
             if loader.num_left:
                 self.first = [leaf[-loader.num_left :] for leaf in loader.rows]
 
@@ -89,10 +89,14 @@ class Pass:
         block, self.first = self.first, None
         if block is None:
             block = self._block_of(self.draw())
+            self.keep(block)
+        return block
+
+    def keep(self, block: list[Tensor]) -> None:
+        """Keep a block that was drawn, for the state of the pass."""
         if self._is_stateful:
             self._num_rows += len(block[0])
             self.last = block
-        return block
 
     def draw(self) -> Any:
         """Return the next batch of the iterable."""
@@ -209,6 +213,7 @@ class StreamSource(Source):
             pass
         else:
             begun.first = self._take_first(batch)
+            begun.keep(begun.first)
         if processes.are_several:
             self._agree(begun.first)
         elif not self._first:
@@ -278,17 +283,14 @@ class StreamSource(Source):
                 WholeStreamWarning,
             )
 
-    def first_pass(self) -> StreamState | None:
-        """Return the state of the pass if none of its rows was used yet, else None."""
-        return None if self._begun is None else self._begun.replay()
-
     def state_dict(self) -> StreamState | None:
         """Return the state between two passes; None before the first pass."""
-        place = self.first_pass()
-        if place is None and self.is_stateful:
-            loader = LoaderState(self._iterable.state_dict(), [], has_ended=True)
-            return StreamState(0, {}, {}, loader)
-        return place
+        if self._begun is not None:
+            return self._begun.state_dict(num_taken=0)
+        if not self.is_stateful:
+            return None
+        loader = LoaderState(self._iterable.state_dict(), [], has_ended=True)
+        return StreamState(0, {}, {}, loader)
 
     def load_state_dict(
         self, state: StreamState | None, *, is_due: bool
@@ -330,10 +332,11 @@ class StreamSource(Source):
         is_between = loader is not None and loader.is_between
         if state is None or not state.at_start or is_between:
             return None
-        if loader is not None or not is_due:
+        if not is_due:
             return state
         self._begun = self._new_pass(state)
-        self._begun.first = next(self._begun)
+        if loader is None:
+            self._begun.first = next(self._begun)
         self._values = plain_values(self._iterable)
         return None
 

@@ -69,6 +69,13 @@ SCENARIOS = {
 }
 
 
+class OfBoth(Made):
+    """Makes loaders of training, and of validation data beside them."""
+
+    def __call__(self):
+        return {**super().__call__(), "validation_data": self.make()}
+
+
 @in_quarters
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_resumed_run_is_the_unbroken_one(name, quarter, tmp_path):
@@ -87,6 +94,42 @@ def test_the_resumed_run_is_the_unbroken_one(name, quarter, tmp_path):
         rows = 4 * calls
         assert len(loader.loaded) == 1
         assert loader.drawn <= 1 + drawn - rows // (loader.batch_size + 1) // 2
+
+
+class CountsBegun(StatefulLoader):
+    """Counts passes as they begin, not as they end, and adds their number to `x`."""
+
+    begun = 0
+
+    def _batches(self):
+        if not self.given:
+            self.begun += 1
+        for x, y in super()._batches():
+            yield x + self.begun, y
+
+    def state_dict(self):
+        return {**super().state_dict(), "begun": self.begun}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.begun = state["begun"]
+
+
+@pytest.mark.parametrize("batch_size", [4, 7])
+@pytest.mark.parametrize("loader", [StatefulLoader, CountsBegun])
+def test_validation_goes_on_where_it_was(loader, batch_size, tmp_path):
+    """Before the first validation, too: the loader has returned a batch by then."""
+    scenario = Scenario(
+        data=OfBoth(lambda: loader(*samples(COUNT), batch_size)),
+        fitted={"batch_size": 4, "epochs": 2},
+    )
+    saver = Saver(tmp_path)
+    expected, seen = unbroken(scenario, saver)
+    assert "val_loss" in expected.history
+    for path, _ in saver.saved:
+        result, rest = resumed(scenario, path)
+        assert_same(result, expected)
+        assert repr(rest) == repr(seen[len(seen) - len(rest) :])
 
 
 def test_no_batch_is_drawn_twice(tmp_path):
