@@ -30,6 +30,7 @@ from ipufit._arguments import (
     shown,
     skipped_constructor,
 )
+from ipufit._hints import hint
 from ipufit._signals import uninterrupted
 from ipufit._tree import tree_map
 from ipufit.callbacks import CallbackList, History, make_progress
@@ -1661,6 +1662,18 @@ class IPUModel:
             raise AttributeError(f"{what} has no attribute {name!r}{advice}")
         of_module = f"model.module.{name}" if hasattr(torch.nn.Module, name) else ""
         raise unknown_attribute(what, "model", name, dir(type(self)), of_module)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raise an error for names of other libraries whose setting changes nothing.
+
+        A subclass may use all of them but `trainable` for attributes of its own.
+        """
+        is_complete = type(self) is IPUModel and "module" in vars(self)
+        if name == "trainable" or (is_complete and not name.startswith("_")):
+            advice = hint("model.set", name)
+            if advice:
+                raise AttributeError(f"model.{name} can't be set. {advice}")
+        super().__setattr__(name, value)
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         """Raise an error with the methods to call instead."""

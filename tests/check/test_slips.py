@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from functools import partial
@@ -181,7 +182,7 @@ def test_names_of_keras_s_modules_say_what_to_write(module, name, words):
         ("trainable_weights", "model.get_weights()"),
         ("predict_classes", "model.predict(x).argmax(-1)"),
         ("score", "model.evaluate(x, y)"),
-        ("learning_rate", 'model.optimizer.param_groups[0]["lr"]'),
+        ("learning_rate", "model.optimizer.learning_rate"),
         ("detachFromDevice", "model.detach()"),
     ],
 )
@@ -191,6 +192,46 @@ def test_what_a_message_says_of_a_models_attribute_runs(name, way):
     with pytest.raises(AttributeError, match=re.escape(f"'{name}'. Write {way}")):
         getattr(model, name)
     eval(way, {"model": model, "x": X, "y": Y})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "way"),
+    [
+        ("trainable", False, "model.module.requires_grad_(False)"),
+        ("optimizer", "sgd", "model.compile(optimizer=...)"),
+        ("loss", "mae", "model.compile(loss=...)"),
+        ("learning_rate", 0.1, "model.optimizer.learning_rate"),
+        ("module", torch.nn.Linear(4, 3), "IPUModel(module, config)"),
+        ("config", IPUConfig(replicas=2), "IPUModel(module, config)"),
+    ],
+)
+def test_attributes_that_would_change_nothing_cannot_be_set(name, value, way):
+    model = compiled()
+    with pytest.raises(AttributeError, match=re.escape(f"{name} can't be set. Write ")):
+        setattr(model, name, value)
+    with pytest.raises(AttributeError, match=re.escape(way)):
+        setattr(model, name, value)
+
+
+def test_keras_s_switches_of_programs_cannot_be_set():
+    for name in ("run_eagerly", "jit_compile", "train_function"):
+        with pytest.raises(AttributeError, match=f"{name} can't be set. Leave it out"):
+            setattr(compiled(), name, None)
+
+
+def test_other_attributes_can_be_set_and_a_subclass_may_use_all_but_trainable():
+    class Mine(IPUModel):
+        def __init__(self):
+            super().__init__(torch.nn.Linear(4, 3))
+            self.loss, self.lr, self.layers = torch.nn.MSELoss(), 0.1, 2
+
+    model = compiled()
+    model.stop_training, model.note = True, "best so far"
+    assert (model.note, model.stop_training) == ("best so far", True)
+    mine = Mine()
+    assert (mine.lr, copy.deepcopy(mine).layers) == (0.1, 2)
+    with pytest.raises(AttributeError, match=r"requires_grad_\(False\)"):
+        mine.trainable = False
 
 
 def test_two_loaders_are_training_and_validation():

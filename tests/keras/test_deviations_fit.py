@@ -180,6 +180,15 @@ def test_what_only_keras_s_backends_have_is_no_argument(argument):
         IPUModel(module).compile("sgd", "mse", **{argument: False})
 
 
+def test_a_model_that_is_set_untrainable_is_refused():
+    model, module = networks()
+    model.trainable = False
+    assert model.trainable_weights == []
+    fitted = IPUModel(module)
+    with pytest.raises(AttributeError, match=r"model\.module\.requires_grad_\(False\)"):
+        fitted.trainable = False
+
+
 def test_evaluations_are_without_label_smoothing():
     logits, y = torch.tensor([[0.5], [-2.0]]), torch.tensor([[1.0], [0.0]])
     smooth = keras.losses.BinaryCrossentropy(from_logits=True, label_smoothing=0.1)
