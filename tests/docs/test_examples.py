@@ -140,6 +140,7 @@ def test_without_a_package_images_end_with_what_to_install(name, said, monkeypat
 
 @pytest.mark.parametrize(("script", "package"), NEEDS.items())
 def test_a_script_says_which_package_to_install(script, package, load, monkeypatch):
+    pytest.importorskip("sklearn", reason="the digits come with it")
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(SystemExit, match=f"pip install {package}"):
         load(script).main([])

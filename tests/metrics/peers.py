@@ -11,12 +11,11 @@ import warnings
 
 import numpy as np
 import pytest
-import scipy.special
-import scipy.stats
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 sk = pytest.importorskip("sklearn.metrics", reason="metrics are held against its own")
+special, stats = map(pytest.importorskip, ("scipy.special", "scipy.stats"))
 
 # Metrics of numbers: outputs, targets and weights `[M, K]`. -------------------------
 
@@ -66,7 +65,7 @@ def pearson(outputs, targets, weights):
 def spearman(outputs, targets, weights):
     if np.ptp(outputs) == 0 or np.ptp(targets) == 0:
         return math.nan
-    return scipy.stats.spearmanr(outputs, targets)[0]
+    return stats.spearmanr(outputs, targets)[0]
 
 
 def log_cosh(outputs, targets):
@@ -264,7 +263,7 @@ def top(k):
 
 
 def class_entropy(scores, labels, weights):
-    logs = scipy.special.log_softmax(scores, axis=1)
+    logs = special.log_softmax(scores, axis=1)
     return picked(logs, labels, weights)
 
 
@@ -335,13 +334,13 @@ PAIRS = {
 
 
 def divergence(scores, shares, weights):
-    logs = scipy.special.log_softmax(scores, axis=1)
-    values = (scipy.special.xlogy(shares, shares) - shares * logs).sum(1)
+    logs = special.log_softmax(scores, axis=1)
+    values = (special.xlogy(shares, shares) - shares * logs).sum(1)
     return np.average(values, weights=weights[:, 0])
 
 
 def cross(scores, shares, weights):
-    values = -(shares * scipy.special.log_softmax(scores, axis=1)).sum(1)
+    values = -(shares * special.log_softmax(scores, axis=1)).sum(1)
     return np.average(values, weights=weights[:, 0])
 
 
