@@ -11,6 +11,7 @@ from typing import (
     Any,
     Callable,
     Dict,
+    Iterable,
     Iterator,
     Mapping,
     NamedTuple,
@@ -353,6 +354,11 @@ class Slot(NamedTuple):
     target: Any = _ALL
     weights: Any = _ALL
     is_only: bool = False
+
+    @property
+    def in_words(self) -> str:
+        """The output, with its name if it has one."""
+        return f"output {self.name!r}" if self.name else "output"
 
     def part(self, outputs: Any, labels: Labels) -> LabeledOutput:
         """Return the output and its labels from those of a batch."""
@@ -707,7 +713,7 @@ class Objective:
         strangers = [key for key in weights if key not in names]
         if (by_place and len(weights) != len(names)) or (not by_place and strangers):
             raise ConfigError(
-                f"loss_weights are given for {', '.join(map(repr, weights))}, and the "
+                f"loss_weights are given for {_keys_in_words(weights)}, and the "
                 f"model returns {', '.join(names) or 'one output'}: give one weight "
                 "for each output, or a dict by the outputs' names."
             )
@@ -870,10 +876,12 @@ class BoundObjective(NamedTuple):
         terms = {}
         for slot, loss, weight in self.losses:
             part, noted = slot.part(outputs, labels), LossRecorder()
+            of_output = f" of {slot.in_words}" if slot.name else ""
+            what = f"The loss {loss.name!r}{of_output}"
             for name, function in self.probabilities.items():
                 noted.note(_outputs_by_name(outputs)[name], function)
             with contextlib.ExitStack() as stack:
-                stack.enter_context(shapes_in_errors(f"The loss {loss.name!r}", part))
+                stack.enter_context(shapes_in_errors(what, part))
                 if self.probabilities:
                     stack.enter_context(noted)
                 term = loss.terms(
@@ -922,10 +930,10 @@ class BoundObjective(NamedTuple):
             ConfigError: In Keras the name of the loss means a loss of probabilities.
         """
         for misuse in misuses[:1]:
-            output = f"output {part.slot.name!r}" if part.slot.name else "output"
             message = (
                 f"The loss {loss.name!r} takes {misuse.taken}, and the module's "
-                f"{output} comes from a {misuse.squashing}: they are probabilities. "
+                f"{part.slot.in_words} comes from a {misuse.squashing}: they are "
+                "probabilities. "
                 f"{_misuse_advice(misuse, loss, part)}"
             )
             if loss.refuses_probabilities:
@@ -959,7 +967,7 @@ def _check_length(
 def _check_tensors(loss: str, part: LabeledOutput) -> None:
     """Refuse an output or target that isn't one tensor with a row for each sample."""
     output, target = part.output, part.target
-    place = f"output {part.slot.name!r}" if part.slot.name else "output"
+    place = part.slot.in_words
     if not isinstance(output, Tensor):
         raise DataError(
             f"The loss {loss!r} takes one tensor, and the module's {place} is a "
@@ -1045,7 +1053,10 @@ def shapes_in_errors(what: str, part: LabeledOutput) -> Iterator[None]:
             )
         elif are_classes or "bool" in targets or any(w in cause for w in _ARE_NUMBERS):
             way, kind = ("long", "int64") if are_classes else ("float", "float32")
-            advice = f'. Give numbers: y.{way}() of a tensor, or y.astype("{kind}").'
+            advice = (
+                f". Convert the targets: y.{way}() of a tensor, "
+                f'y.astype("{kind}") of an array.'
+            )
         elif part.slot.is_only:
             advice = ". A function gets the only output of a dict or tuple itself."
         raise DataError(
@@ -1111,7 +1122,7 @@ def resolve_objective(
                     OutputMetric(key, full, metric, is_weighted, listed_at, item)
                 )
     num_listed = len(loss) if isinstance(loss, (list, tuple)) else None
-    weights = _weights(loss_weights, losses)
+    weights = _weights(loss_weights, loss)
     return Objective(losses, weights, tuple(resolved), num_listed, steps)
 
 
@@ -1135,23 +1146,47 @@ def _has_single_output(item: Any) -> bool:
     return isinstance(item, (str, Metric, StreamedMetric)) or hasattr(item, "compute")
 
 
-def _weights(
-    loss_weights: Any, losses: Sequence[tuple[OutputKey, Loss]]
-) -> dict[OutputKey, float]:
+def _weights(loss_weights: Any, loss: Any) -> dict[OutputKey, float]:
+    """Return the weights of losses by output; None is a weight of 1."""
     if loss_weights is None:
         return {}
-    weights = _key_by_output(loss_weights, are_listed=True)
-    for key, weight in weights.items():
-        check_number(f"the weight of {key!r}", weight, least=0, of="loss_weights")
-        weights[key] = float(weight)
-    keys = [key for key, _ in losses]
-    strangers = [key for key in weights if key not in keys]
-    if strangers and keys != [None]:
+    if loss is None:
         raise ConfigError(
-            f"loss_weights has {strangers[0]!r}, for which there is no loss. Losses "
-            f"are given for {', '.join(map(repr, keys))}."
+            f"loss_weights={shown(loss_weights)}, and compile() got no loss: pass "
+            "loss=, or weigh terms where the module computes its loss."
         )
-    return weights
+    weights = _key_by_output(loss_weights, are_listed=True)
+    losses = _key_by_output(loss, are_listed=True)
+    for key, weight in weights.items():
+        if weight is not None:
+            place = "" if key is None else f"[{key!r}]"
+            check_number(f"loss_weights{place}", weight, least=0)
+            weights[key] = float(weight)
+    is_short = isinstance(loss_weights, (tuple, list)) and len(weights) != len(losses)
+    if list(losses) != [None] and (is_short or not weights.keys() <= losses.keys()):
+        raise ConfigError(
+            f"loss_weights are given for {_keys_in_words(weights)}, and losses for "
+            f"{_keys_in_words(losses)}: give a weight for each loss, in a list or dict "
+            "as the losses are."
+        )
+    return {key: 1.0 if value is None else value for key, value in weights.items()}
+
+
+def _keys_in_words(keys: Iterable[OutputKey]) -> str:
+    """Name outputs in a message.
+
+    Example:
+        >>> _keys_in_words(["a", "b"]), _keys_in_words([0, 1]), _keys_in_words([None])
+        ("'a', 'b'", 'output 1, output 2', 'all outputs together')
+    """
+    return ", ".join(
+        "all outputs together"
+        if key is None
+        else f"output {key + 1}"
+        if isinstance(key, int)
+        else repr(key)
+        for key in keys
+    )
 
 
 def sum_loss_message(what: str, rows: int, *, is_all: bool = True) -> str:

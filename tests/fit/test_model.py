@@ -260,7 +260,7 @@ BAD_COMPILES = {
         ("'heavy'", {"loss_weights": "heavy"}),
         ("-1", {"loss_weights": [-1]}),
         (
-            "'b', for which there is no loss",
+            "for 'b', and losses for 'a'",
             {"loss": {"a": "mse"}, "loss_weights": {"b": 1}},
         ),
         ("steps_per_execution=0", {"steps_per_execution": 0}),

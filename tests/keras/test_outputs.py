@@ -3,6 +3,7 @@
 
 import pytest
 
+from ipufit import IPUModel
 from tests.keras.test_weights import weights
 from tests.keras.twins import compiled, data, fit_both, two_heads
 
@@ -25,12 +26,25 @@ BOTH = {"left": "mse", "right": "mae"}
         {"loss": BOTH, "metrics": {"right": "mse"}},
         {"loss": ["mse", "mae"], "metrics": [["mae"], ["mse", "mae"]]},
         {"loss": ["mse", "mae"], "loss_weights": [0.5, 2.0], "metrics": ["mae", "mse"]},
+        {"loss": ["mse", None], "loss_weights": [0.5, 2.0]},
+        {"loss": ["mse", "mae"], "loss_weights": [None, 2.0]},
     ],
 )
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")  # of an output without
 def test_figures_of_named_outputs_are_keras_s(arguments):
     pair = compiled(two_heads(), **arguments)
     fit_both(pair, *samples(24), epochs=2, validation_data=samples(8, seed=1))
+
+
+@pytest.mark.parametrize("weights_of_losses", [[0.5], [0.5, 2.0, 1.0]])
+def test_a_list_has_a_weight_for_each_loss(weights_of_losses):
+    arguments = {"loss": ["mse", "mae"], "loss_weights": weights_of_losses}
+    model, module = two_heads()
+    model.compile("sgd", **arguments)
+    with pytest.raises(ValueError, match="must match the number of losses"):
+        model.fit(*samples(8), verbose=0)
+    with pytest.raises(ValueError, match="give a weight for each loss"):
+        IPUModel(module).compile("sgd", **arguments)
 
 
 def test_so_are_those_with_sample_weights():

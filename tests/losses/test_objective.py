@@ -223,7 +223,7 @@ BAD_TARGETS = {
     "targets of other shapes": (
         BOTH,
         {"b": X, "a": NUMBERS},
-        "'cross_entropy' can't take outputs of float32",
+        "'cross_entropy' of output 'b' can't take outputs of float32",
     ),
 }
 BAD = [
@@ -267,7 +267,10 @@ BAD_COMPILES = {
         "one kind",
     ),
     "a weight of nobody": (ConfigError, BOTH, {"c": 1.0}, "'c'.*for 'b', 'a'"),
-    "a negative weight": (ConfigError, BOTH, {"a": -1.0}, r"of 'a'=-1\.0"),
+    "fewer weights": (ConfigError, ["mse", "mse"], [1.0], "for output 1, and losses"),
+    "a weight for two losses": (ConfigError, BOTH, 0.5, "all outputs together, and"),
+    "weights of no loss": (ConfigError, None, [1.0], "got no loss"),
+    "a negative weight": (ConfigError, BOTH, {"a": -1.0}, r"\['a'\]=-1\.0"),
     "an infinite weight": (ConfigError, "mse", float("inf"), "inf"),
 }
 
