@@ -62,6 +62,7 @@ class Source:
         num_certain: Number of samples of a pass if it is certain, else None.
         columns: Column names of each array of the inputs; None for arrays that weren't
             frames.
+        first_row: Row of the user's arrays that is the first sample.
         num_ahead: Number of samples that workers of the user's own loader load ahead;
             None without workers.
     """
@@ -85,6 +86,7 @@ class Source:
         self.num_certain = None if dataset is None else num_samples
         self.num_ahead: int | None = None
         self.columns: Sequence[Sequence[Any] | None] = ()
+        self.first_row = 0
 
     def first(self) -> list[Tensor]:
         """Return the leaves of the first sample, which is read only once."""
@@ -134,12 +136,13 @@ class Source:
                 where = f" in column {names[place[0]]!r}"
             return (
                 f"`{self.name}` has {bad.sum()} NaN or infinite values in its "
-                f"{self.structure.paths()[number]}, the first in row {row}{where}: "
+                f"{self.structure.paths()[number]}, the first in row "
+                f"{self.first_row + row}{where}: "
                 "fill them, or leave their rows out. "
             )
         return ""
 
-    def require_targets(self, name: str, purpose: str) -> None:
+    def require_targets(self, purpose: str) -> None:
         """Refuse samples without targets, and targets or weights that aren't numbers.
 
         Raises:
@@ -148,18 +151,18 @@ class Source:
         targets, weights = self.structure.targets, self.structure.weights
         if not weights.num_leaves and weights != NOTHING:
             raise DataError(
-                f"The sample weights of `{name}` must be numbers: the first is "
+                f"The sample weights of `{self.name}` must be numbers: the first is "
                 f"{weights.rebuild([])!r}."
             )
         if not targets.num_leaves and targets != NOTHING:
             raise DataError(
-                f"The targets of `{name}` must be numbers: the first is "
+                f"The targets of `{self.name}` must be numbers: the first is "
                 f"{targets.rebuild([])!r}. Encode them as numbers."
             )
         if not targets.num_leaves:
             raise DataError(
-                f"`{name}` has no targets to {purpose} with: pass y, or a dataset of "
-                "pairs (input, target)."
+                f"`{self.name}` has no targets to {purpose} with: pass y, or a dataset "
+                "of pairs (input, target)."
             )
 
     def example(self, rows: int, *, inputs_only: bool = False) -> list[Tensor]:

@@ -677,10 +677,10 @@ def split_validation(
     tensors = whole.dataset.tensors
     parts = ([t[:at] for t in tensors], [t[at:] for t in tensors])
     train, validation = (
-        Source(whole.structure, len(part[0]), dataset=ArrayDataset(part))
-        for part in parts
+        Source(whole.structure, len(part[0]), name, ArrayDataset(part))
+        for name, part in zip(("x", "validation_split"), parts)
     )
-    train.columns = whole.columns
+    train.columns, validation.first_row = whole.columns, at
     return train, validation
 
 

@@ -1037,32 +1037,48 @@ def shapes_in_errors(what: str, part: LabeledOutput) -> Iterator[None]:
     except (IpufitError, poptorch.Error):
         raise
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-        targets = shapes_of(part.target)
         is_key = isinstance(error, KeyError)
-        advice, cause = "", f"there is no {error}" if is_key else str(error)
-        are_classes = any(words in cause for words in _ARE_CLASSES)
-        if "out of bounds" in str(error):
-            advice = ". Classes begin at 0, and a target of -100 doesn't count."
-        elif "should be between 0 and 1" in cause:
-            advice = f": {TO_PROBABILITIES}."
-        elif any(words in cause for words in _OTHER_SIZES):
-            advice = (
+        cause = f"there is no {error}" if is_key else str(error)
+        advice = _advice_on_targets(cause, part)
+        raise DataError(
+            f"{what} can't take outputs of {shapes_of(part.output)} with targets of "
+            f"{shapes_of(part.target)}: {cause.rstrip('.') if advice else cause}"
+            f"{advice}"
+        ) from error
+
+
+def _advice_on_targets(cause: str, part: LabeledOutput) -> str:
+    """Return advice on an error of torch's about outputs and targets, or nothing."""
+    output, target = part.output, part.target
+    are_tensors = isinstance(output, Tensor) and isinstance(target, Tensor)
+    if "out of bounds" in cause:
+        classes = "Classes begin at 0"
+        if are_tensors and output.dim() == 2 and output.shape[1] == 1:
+            return ". There is one output, for class 0: 'bce' takes targets of 0 and 1."
+        if are_tensors and output.dim() == 2:
+            classes = f"The outputs are for classes 0 to {output.shape[1] - 1}"
+        return f". {classes}, and a target of -100 doesn't count."
+    if "should be between 0 and 1" in cause:
+        return f": {TO_PROBABILITIES}."
+    if any(words in cause for words in _OTHER_SIZES):
+        if are_tensors and target.shape == output.shape[:-1]:
+            return (
                 ". torch's losses have classes on axis 1. If yours are on the last "
                 "axis, move them, outputs.movedim(-1, 1), or use the loss "
                 "'sparse_categorical_crossentropy' of logits."
             )
-        elif are_classes or "bool" in targets or any(w in cause for w in _ARE_NUMBERS):
-            way, kind = ("long", "int64") if are_classes else ("float", "float32")
-            advice = (
-                f". Convert the targets: y.{way}() of a tensor, "
-                f'y.astype("{kind}") of an array.'
-            )
-        elif part.slot.is_only:
-            advice = ". A function gets the only output of a dict or tuple itself."
-        raise DataError(
-            f"{what} can't take outputs of {shapes_of(part.output)} with targets of "
-            f"{targets}: {cause.rstrip('.') if advice else cause}{advice}"
-        ) from error
+        return ""
+    are_classes = any(words in cause for words in _ARE_CLASSES)
+    is_bool = "bool" in shapes_of(target)
+    if are_classes or is_bool or any(words in cause for words in _ARE_NUMBERS):
+        way, kind = ("long", "int64") if are_classes else ("float", "float32")
+        return (
+            f". Convert the targets: y.{way}() of a tensor, "
+            f'y.astype("{kind}") of an array.'
+        )
+    if part.slot.is_only:
+        return ". A function gets the only output of a dict or tuple itself."
+    return ""
 
 
 def resolve_objective(

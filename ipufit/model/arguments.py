@@ -151,7 +151,7 @@ class FitArguments:
             DataError: Targets are missing.
             UnsupportedError: The module returns its own loss.
         """
-        require_targets(source, objective, "x", "train")
+        require_targets(source, objective, "train")
         class_weight = self.class_weight
         is_weighted = class_weight is not None or self.pads
         are_samples = source.structure.rows is None
@@ -283,9 +283,7 @@ def common_samples(source: Source) -> int | None:
     return None if isinstance(source, StreamSource) else source.num_samples
 
 
-def require_targets(
-    source: Source, objective: Objective, name: str, purpose: str
-) -> None:
+def require_targets(source: Source, objective: Objective, purpose: str) -> None:
     """Refuse samples without the targets that losses and metrics need.
 
     Raises:
@@ -293,20 +291,20 @@ def require_targets(
         UnsupportedError: There are weights, and the module returns its own loss.
     """
     if not objective.owns_loss:
-        source.require_targets(name, purpose)
-        _refuse_no_labels(source, objective, name)
+        source.require_targets(purpose)
+        _refuse_no_labels(source, objective)
     elif objective.metrics:
-        source.require_targets(name, "compute metrics")
+        source.require_targets("compute metrics")
     is_of_module = objective.owns_loss and objective.steps is None
     if is_of_module and source.structure.has_weights:
         raise UnsupportedError(
-            f"`{name}` has sample weights, but the module returns its own loss, in "
-            "which samples can't be told apart. Give the weights to the module as an "
-            "input, or compile() with a loss."
+            f"`{source.name}` has sample weights, but the module returns its own loss, "
+            "in which samples can't be told apart. Give the weights to the module as "
+            "an input, or compile() with a loss."
         )
 
 
-def _refuse_no_labels(source: Source, objective: Objective, name: str) -> None:
+def _refuse_no_labels(source: Source, objective: Objective) -> None:
     """Refuse targets in memory that are far from the 0s and 1s of a binary loss.
 
     Shares and noisy labels, such as 1.2, are taken. Samples with weights may have any
@@ -319,7 +317,7 @@ def _refuse_no_labels(source: Source, objective: Objective, name: str) -> None:
     if structure.has_weights or not isinstance(data, ArrayDataset):
         return
     targets = structure.targets.rebuild(data.tensors[structure.num_inputs :])
-    of = "" if name == "x" else f" of `{name}`"
+    of = "" if source.name == "x" else f" of `{source.name}`"
     for key, loss in objective.losses:
         parts = [targets] if key is None else _at(targets, key)
         for part in leaves_of(parts) if loss.is_binary else ():
@@ -332,9 +330,9 @@ def _refuse_no_labels(source: Source, objective: Objective, name: str) -> None:
                 raise DataError(
                     f"The loss {loss.name!r} takes targets of 0 and 1 (hinge losses "
                     f"also -1 and 1), and a target{of} is "
-                    f"{float(values[is_odd][0]):g}, in row {row}. For classes use "
-                    "'cross_entropy', with an output for each; targets that don't "
-                    "count need a sample_weight of 0 each."
+                    f"{float(values[is_odd][0]):g}, in row {source.first_row + row}. "
+                    "For classes use 'cross_entropy', with an output for each; targets "
+                    "that don't count need a sample_weight of 0 each."
                 )
 
 

@@ -379,7 +379,7 @@ class CallPlanner:
             kind,
         )
         try:
-            require_targets(source, settings.objective, "x", "train")
+            require_targets(source, settings.objective, "train")
         except IpufitError as error:  # what is planned doesn't depend on targets
             return replace(plan, refusal=str(error))
         return plan
@@ -543,10 +543,8 @@ class CallPlanner:
             ConfigError: The user's own inference options return sums of outputs.
         """
         settings = self.require_compiled()
-        words = "validation_data", "validate"
-        if arguments.training is None:
-            words = "x", "evaluate"
-        require_targets(source, settings.objective, *words)
+        purpose = "evaluate" if arguments.training is None else "validate"
+        require_targets(source, settings.objective, purpose)
         structure, compared = source.structure, self._compared_modes
         losses = [loss for _, loss in settings.objective.losses]
         are_several = len(losses) > 1 or structure.targets.num_leaves > 1

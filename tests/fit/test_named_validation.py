@@ -305,6 +305,31 @@ def test_validation_data_that_does_not_fit_is_named_before_training(name):
         model.fit(X, X, batch_size=4, validation_data=(X, X[:, :1]), verbose=0)
 
 
+SPLIT = {
+    "a class that isn't there": (
+        "cross_entropy",
+        9,
+        r"out of bounds.*\(In `validation_split`",
+    ),
+    "a number that is no label": (
+        "bce",
+        255,
+        "a target of `validation_split` is 255, in row 20",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_errors_of_a_split_have_its_name_and_rows_of_the_whole(name):
+    loss, value, words = SPLIT[name]
+    model, y = compiled(loss=loss), Y.clone()
+    if loss == "bce":
+        y = torch.nn.functional.one_hot(y, 4)
+    y[20] = value
+    with pytest.raises(DataError, match=words):
+        model.fit(X, y, batch_size=4, validation_split=1 / 3, verbose=0)
+
+
 def test_a_class_that_only_validation_data_has_is_said_to_be_there():
     with pytest.raises(DataError, match=r"out of bounds.*\(In `validation_data`"):
         compiled().fit(X, Y, batch_size=4, validation_data=(X, Y + 9), verbose=0)

@@ -142,6 +142,12 @@ WAYS_OUT = {  # outputs; the loss, the targets: refused, and as advised; words
         (Y.float(), Y.float().long()),
         r"y.long\(\) of a tensor",
     ),
+    "one output for two classes": (
+        lambda h: h[:, :1],
+        ("cross_entropy", "bce"),
+        (torch.arange(1, 9) % 2,),
+        "There is one output, for class 0: 'bce' takes",
+    ),
     "one target for two outputs": (
         lambda h: (h, h),
         ("mse",),
@@ -194,6 +200,18 @@ def test_what_a_refusal_says_trains(name):
         trained(end, losses[0], targets[0])
     settings = {"class_weight": {0: 2.0}} if "class weights" in name else {}
     trained(end, losses[-1], targets[-1], **settings)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "sparse_categorical_crossentropy"])
+def test_classes_are_not_to_be_moved_where_targets_fit_no_axis(loss):
+    targets = torch.zeros(8, 5, dtype=torch.long)
+    with pytest.raises(DataError, match=r"Expected target size .* got \[4, 5\]$"):
+        trained(lambda h: h[:, None].expand(-1, 4, -1), loss, targets)
+
+
+def test_a_class_out_of_range_names_the_classes_there_are():
+    with pytest.raises(DataError, match=r"Target 3 is out .* for classes 0 to 2, "):
+        trained(same, "cross_entropy", Y + 3)
 
 
 def test_one_value_for_each_sample_can_be_weighted():
