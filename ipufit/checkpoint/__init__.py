@@ -1,48 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints and weights in files."""
+"""Checkpoints and weights in files.
+
+`__init__.pyi` lists the names.
+"""
 
 from __future__ import annotations
 
-from .directory import (
-    MANIFEST,
-    Checkpoint,
-    SavedAt,
-    are_equal,
-    belongs,
-    copied_tensors,
-    differences,
-    load_checkpoint,
-    names_that_differ,
-    read_manifest,
-    refuse_name_of_file,
-    what_loads,
-    write_checkpoint,
-)
-from .store import (
-    CheckpointStore,
-    load_newest,
-    written_by_one,
-)
-from .weights import average_checkpoints, load_weights, save_weights
+from ipufit._lazy import imported_at_first_use
 
-__all__ = [
-    "MANIFEST",
-    "Checkpoint",
-    "CheckpointStore",
-    "SavedAt",
-    "are_equal",
-    "average_checkpoints",
-    "belongs",
-    "copied_tensors",
-    "differences",
-    "load_checkpoint",
-    "load_newest",
-    "load_weights",
-    "names_that_differ",
-    "read_manifest",
-    "refuse_name_of_file",
-    "save_weights",
-    "what_loads",
-    "write_checkpoint",
-    "written_by_one",
-]
+__getattr__, __dir__, __all__ = imported_at_first_use(__name__)

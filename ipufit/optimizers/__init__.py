@@ -1,51 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers, learning rates, loss scaling, averages of weights."""
+"""Optimizers, learning rates, loss scaling, averages of weights.
+
+`__init__.pyi` lists the names.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from ipufit._lazy import imported_at_first_use
 
-from ipufit.errors import unknown_attribute
-
-from .averaging import WeightAverage
-from .optimizer import (
-    Frozen,
-    Optimization,
-    Optimizer,
-    OptimizerLike,
-    WeightState,
-    check_covers,
-    freeze,
-    is_norm,
-    resolve_optimization,
-    resolve_optimizer,
-    weight_states,
-)
-from .schedule import LossScaleRamp, PerEpoch, Schedule, ScheduleLike, SchedulesLike
-from .values import OptimizerValues
-
-__all__ = [
-    "Frozen",
-    "LossScaleRamp",
-    "Optimization",
-    "Optimizer",
-    "OptimizerLike",
-    "OptimizerValues",
-    "PerEpoch",
-    "Schedule",
-    "ScheduleLike",
-    "SchedulesLike",
-    "WeightAverage",
-    "WeightState",
-    "check_covers",
-    "freeze",
-    "is_norm",
-    "resolve_optimization",
-    "resolve_optimizer",
-    "weight_states",
-]
-
-if not TYPE_CHECKING:  # checkers find unknown names by themselves
-
-    def __getattr__(name: str) -> Any:
-        raise unknown_attribute(f"module {__name__!r}", "ipufit", name, __all__)
+__getattr__, __dir__, __all__ = imported_at_first_use(__name__)

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+from .directory import MANIFEST as MANIFEST
+from .directory import Checkpoint as Checkpoint
+from .directory import SavedAt as SavedAt
+from .directory import are_equal as are_equal
+from .directory import belongs as belongs
+from .directory import copied_tensors as copied_tensors
+from .directory import differences as differences
+from .directory import load_checkpoint as load_checkpoint
+from .directory import names_that_differ as names_that_differ
+from .directory import read_manifest as read_manifest
+from .directory import refuse_name_of_file as refuse_name_of_file
+from .directory import what_loads as what_loads
+from .directory import write_checkpoint as write_checkpoint
+from .store import CheckpointStore as CheckpointStore
+from .store import load_newest as load_newest
+from .store import written_by_one as written_by_one
+from .weights import average_checkpoints as average_checkpoints
+from .weights import load_weights as load_weights
+from .weights import save_weights as save_weights

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+from .averaging import WeightAverage as WeightAverage
+from .optimizer import Frozen as Frozen
+from .optimizer import Optimization as Optimization
+from .optimizer import Optimizer as Optimizer
+from .optimizer import OptimizerLike as OptimizerLike
+from .optimizer import WeightState as WeightState
+from .optimizer import check_covers as check_covers
+from .optimizer import freeze as freeze
+from .optimizer import is_norm as is_norm
+from .optimizer import resolve_optimization as resolve_optimization
+from .optimizer import resolve_optimizer as resolve_optimizer
+from .optimizer import weight_states as weight_states
+from .schedule import LossScaleRamp as LossScaleRamp
+from .schedule import PerEpoch as PerEpoch
+from .schedule import Schedule as Schedule
+from .schedule import ScheduleLike as ScheduleLike
+from .schedule import SchedulesLike as SchedulesLike
+from .values import OptimizerValues as OptimizerValues
