@@ -38,9 +38,7 @@ from ipufit.callbacks.base import CallbackLike, say
 from ipufit.callbacks.progress import Notes
 from ipufit.config import IPUConfig
 from ipufit.data.arrays import column_names, short_list
-from ipufit.data.calls import (
-    InferenceBatches,
-)
+from ipufit.data.calls import InferenceBatches
 from ipufit.data.datasets import Source
 from ipufit.data.sources import as_batch, as_source
 from ipufit.distributed import (
@@ -1373,12 +1371,7 @@ class IPUModel:
         if moment is not None:
             check_instance("moment", moment, files.SavedAt)
         weights = self._fetched_state()
-
-        def write() -> str:
-            files.save_weights(weights, path, moment=moment)
-            return str(path)
-
-        files.written_by_one(write)
+        files.written_by_one(lambda: files.save_weights(weights, path, moment=moment))
 
     def load_weights(self, path: PathLike) -> None:
         """Load the weights from a file, and send them to the device.
@@ -1480,12 +1473,7 @@ class IPUModel:
         """
         files.refuse_name_of_file(path)
         taken = self.checkpoint(copied=False)
-
-        def write() -> str:
-            files.write_checkpoint(path, taken)
-            return str(path)
-
-        files.written_by_one(write)
+        files.written_by_one(lambda: files.write_checkpoint(path, taken))
 
     def load(self, path: PathLike) -> None:
         """Load weights, the optimizer's state and averages from a checkpoint.
