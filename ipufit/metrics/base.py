@@ -656,24 +656,17 @@ FRACTION = -(2**30)
 
 
 class Elements(NamedTuple):
-    """Outputs, targets and weights: float32 tensors of one shape."""
+    """Outputs, targets and weights; float32 tensors of one shape, if none are classes.
+
+    Attributes:
+        outputs: Numbers `[...]`, or scores of classes `[..., C]`.
+        targets: Numbers; or class indices, integers that may be out of range where the
+            weight is 0 or NaN.
+        weights: Float32; 0 if the target is ignored, NaN if it is invalid.
+    """
 
     outputs: Tensor
     targets: Tensor
-    weights: Tensor
-
-
-class Classified(NamedTuple):
-    """Scores of classes, with one class index for each sample or position.
-
-    Attributes:
-        scores: `[..., C]`, float32.
-        labels: `[...]`, integers; may be out of range where the weight is 0 or NaN.
-        weights: `[...]`, float32; 0 if the target is ignored, NaN if it is invalid.
-    """
-
-    scores: Tensor
-    labels: Tensor
     weights: Tensor
 
 
@@ -821,7 +814,7 @@ def classified(
     targets: Tensor,
     weights: Tensor | None,
     ignored: Sequence[int] = (IGNORED_INDEX,),
-) -> Classified:
+) -> Elements:
     """Reshape scores of classes, class indices and weights to fit each other.
 
     Args:
@@ -842,12 +835,12 @@ def classified(
         targets = in_float32(targets)
         labels = targets.argmax(dim=-1)
         counts = counted(labels, [i for i in ignored if i >= 0], weights)
-        return Classified(in_float32(outputs), labels, whole_rows(targets, counts))
+        return Elements(in_float32(outputs), labels, whole_rows(targets, counts))
     labels = class_indices(outputs, targets)
     if labels.shape != outputs.shape[:-1]:
         outputs = outputs.movedim(1, -1)
     counts = counted(labels, ignored, weights, (0, outputs.shape[-1] - 1))
-    return Classified(in_float32(outputs), labels, counts)
+    return Elements(in_float32(outputs), labels, counts)
 
 
 def counted(

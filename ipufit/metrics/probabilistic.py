@@ -10,6 +10,7 @@ these values.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -163,10 +164,7 @@ class BinaryCrossentropy(_LogLoss):
     _default_name = "binary_crossentropy"
 
     def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
-        takes_logits = self._takes_logits
-        return _binary_crossentropy_and_weights(
-            outputs, targets, weights, takes_logits, IGNORED_INDEX
-        )
+        return _binary_values(self, outputs, targets, weights)
 
 
 class CategoricalCrossentropy(_LogLoss):
@@ -184,8 +182,8 @@ class CategoricalCrossentropy(_LogLoss):
     _default_name = "categorical_crossentropy"
 
     def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
-        values = categorical_crossentropy(outputs, targets, self._takes_logits)
-        return values, _weights_of_probabilities(values, outputs, targets, weights)
+        function = categorical_crossentropy
+        return _dense_values(self, function, outputs, targets, weights)
 
 
 class KLDivergence(_LogLoss):
@@ -204,8 +202,7 @@ class KLDivergence(_LogLoss):
     _default_name = "kl_divergence"
 
     def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
-        values = kl_divergence(outputs, targets, self._takes_logits)
-        return values, _weights_of_probabilities(values, outputs, targets, weights)
+        return _dense_values(self, kl_divergence, outputs, targets, weights)
 
 
 class NegativeLogLikelihood(MeanMetric):
@@ -290,14 +287,11 @@ class CrossEntropy(SparseCategoricalCrossentropy):
     _default_name = "crossentropy"
 
     def _values(self, outputs: Tensor, targets: Tensor, weights: Weights) -> Weighted:
-        takes_logits = self._takes_logits
         if is_of_bits(outputs, targets, has_binary_loss=self.has_binary_loss):
-            return _binary_crossentropy_and_weights(
-                outputs, targets, weights, takes_logits, self.ignore_index
-            )
+            return _binary_values(self, outputs, targets, weights)
         if has_class_axis(outputs, targets):
-            values = categorical_crossentropy(outputs, targets, takes_logits)
-            return values, _weights_of_probabilities(values, outputs, targets, weights)
+            function = categorical_crossentropy
+            return _dense_values(self, function, outputs, targets, weights)
         return super()._values(outputs, targets, weights)
 
 
@@ -351,21 +345,18 @@ def _log_probabilities(scores: Tensor, from_logits: bool) -> Tensor:
     return shares.clamp(EPSILON, 1.0 - EPSILON).log()
 
 
-def _binary_crossentropy_and_weights(
-    outputs: Tensor,
-    targets: Tensor,
-    weights: Weights,
-    takes_logits: bool,
-    ignore_index: int,
+def _binary_values(
+    metric: Any, outputs: Tensor, targets: Tensor, weights: Weights
 ) -> Weighted:
     """Return binary cross-entropies, and the weights of the targets."""
-    counts = bits(outputs, targets, weights, 0, (ignore_index,)).weights
-    return binary_crossentropy(outputs, targets, takes_logits), counts
+    counts = bits(outputs, targets, weights, 0, (metric.ignore_index,)).weights
+    return binary_crossentropy(outputs, targets, metric._takes_logits), counts
 
 
-def _weights_of_probabilities(
-    values: Tensor, outputs: Tensor, targets: Tensor, weights: Weights
-) -> Tensor:
-    """Return the weight of each row of targets, NaN for rows that don't sum to 1."""
+def _dense_values(
+    metric: Any, function: Any, outputs: Tensor, targets: Tensor, weights: Weights
+) -> Weighted:
+    """Return a loss of each row, and weights, NaN for rows that don't sum to 1."""
+    values = function(outputs, targets, metric._takes_logits)
     dense = dense_targets(outputs, targets)[1]
-    return whole_rows(dense, weights_like(values, weights))
+    return values, whole_rows(dense, weights_like(values, weights))
