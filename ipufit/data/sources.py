@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from ipufit._arguments import check_number
 from ipufit._poptorch import poptorch
 from ipufit.distributed import Processes
 from ipufit.errors import DataError
@@ -443,8 +442,7 @@ def example_of(
     inputs_only: bool = False,
     is_whole: bool = False,
     is_spare: bool = False,
-    num_workers: int = 0,
-    processes: Processes = ALONE,
+    **loading: Any,
 ) -> Source:
     """Make a source to compile for, and read as little data as possible.
 
@@ -460,8 +458,7 @@ def example_of(
         is_whole: Whether the source needs the number of samples, too.
         is_spare: Whether `x` isn't used afterwards, so that a generator may lose its
             first batch.
-        num_workers: As for `as_source`.
-        processes: As for `as_source`.
+        **loading: Other arguments of `as_source`.
 
     Raises:
         DataError: The data can't be used, or is a generator that isn't spare.
@@ -480,7 +477,6 @@ def example_of(
         )
     if is_array_like(x):
         x, y, sample_weight = arrays.mapped(_filled, (x, y, sample_weight))
-    loading: dict[str, Any] = {"num_workers": num_workers, "processes": processes}
     with HostRandomState(loaders.generators_of(x)):
         source = as_source(x, y, sample_weight, inputs_only=inputs_only, **loading)
     if not is_whole and not isinstance(source, StreamSource):
@@ -505,9 +501,8 @@ def fit_sources(
     validation_split: float,
     validation_data: Any,
     *,
-    num_workers: int = 0,
-    processes: Processes = ALONE,
     shuffle: bool = False,
+    **loading: Any,
 ) -> tuple[Source, dict[str, Source]]:
     """Make the source that `fit` trains on, and the sources that it validates on.
 
@@ -519,9 +514,8 @@ def fit_sources(
             if there is `validation_data`.
         validation_data: Samples of any form, `(x, y)` or `(x, y, sample_weight)`; or
             several such sets by name.
-        num_workers: Number of processes that load an `IterableDataset`.
-        processes: Processes that divide the samples.
         shuffle: As for `as_source`, in training.
+        **loading: Other arguments of `as_source`.
 
     Returns:
         The training samples; and the validation sets by name. A single set has the
@@ -537,16 +531,13 @@ def fit_sources(
         >>> train.num_samples, validated[""].num_samples
         (2, 2)
     """
-    if validation_split is not None:
-        check_number("validation_split", validation_split, least=0, below=1)
     if validation_data is None and validation_split:
         train, validation = split_validation(x, y, validation_split, sample_weight)
         return train, {"": validation}
-    loading: dict[str, Any] = {"num_workers": num_workers, "processes": processes}
     source = as_source(x, y, sample_weight, shuffle=shuffle, **loading)
-    loading["columns"] = source.columns
     if validation_data is None:
         return source, {}
+    loading["columns"] = source.columns
     # A loader may allow only one iterator at a time, with processes behind it.
     again = source if isinstance(source, StreamSource) else None
     return source, validation_sources(validation_data, y, x, again, **loading)
