@@ -120,13 +120,6 @@ class FitArguments:
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(**{n: value for n, value in arguments.items() if n in names})
 
-    def after_split(self, checkpoint: files.Checkpoint | None) -> FitArguments:
-        """Return the arguments for the training part, with the checkpoint to resume."""
-        arguments = object.__new__(FitArguments)  # all are checked already
-        of_split = {"validation_split": 0.0, "checkpoint": checkpoint}
-        vars(arguments).update({**vars(self), **of_split})
-        return arguments
-
     @property
     def data(self) -> tuple[Any, Any, Any]:
         """Inputs, targets and weights of samples."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Mapping
 
 from ipufit import checkpoint as files
@@ -15,9 +15,7 @@ from ipufit.resume.finding import find_checkpoint
 from ipufit.resume.settings import described, numeric_settings
 from ipufit.types import PathLike
 
-from .arguments import (
-    FitArguments,
-)
+from .arguments import FitArguments
 from .calls import CallPlanner
 
 
@@ -76,7 +74,8 @@ def plan_fit(
     checkpoint = None
     if resume is not False:
         checkpoint = find_checkpoint(resume, arguments.callbacks)
-    training = planner.training(source, arguments.after_split(checkpoint))
+    rest = replace(arguments, validation_split=0.0, checkpoint=checkpoint)
+    training = planner.training(source, rest)
     batches, updates = training.batches, training.plan.device_iterations
     batches.set_epochs(arguments.steps_per_epoch, len(epochs))
     calls = batches.calls_per_epoch
