@@ -169,6 +169,7 @@ class RunLogger(FigureLogger):
     """
 
     service: ClassVar[str]
+    hears_every = FigureLogger.hears_every  # though the class has a hook of calls
     saved_attributes: ClassVar[Mapping[str, Kind]] = {
         "updates": count,
         "run_id": optional(text),
@@ -195,11 +196,6 @@ class RunLogger(FigureLogger):
     begin_run: Callable[..., Any]
     end_run: Callable[..., None]
     write_settings: Callable[[Mapping[str, Any]], None]
-
-    @property
-    def hears_every(self) -> int | None:
-        """Return the updates between two logs, though the class has a hook of calls."""
-        return super().hears_every
 
     def on_train_begin(self, logs: dict[str, Any]) -> None:
         """Forget the run that an earlier `fit` began."""
