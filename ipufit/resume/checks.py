@@ -229,7 +229,6 @@ def _num_blocks(value: Any, where: str) -> str | None:
     return dict_of(count)(value, where) or least(value, where)
 
 
-_LAYOUT = [field.name for field in dataclasses.fields(BatchPlan)]
 _RUN = fields(
     {
         "run": {
