@@ -8,8 +8,9 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import ipufit.emulator.core.rules  # noqa: F401 - adds them to RULES
 from ipufit.emulator.core.composed import PARTS
-from ipufit.emulator.core.rules import RULES
+from ipufit.emulator.core.operators import RULES
 
 ROOT = Path(__file__).parents[2]
 VERDICTS = {

@@ -25,6 +25,7 @@ from .._utils import flattenTensorStructure, reconstructTensorStructure
 from ..errors import Error
 from ..ops import Body, identity_loss
 from ..options import ExecutionStrategy
+from . import rules  # noqa: F401 - adds the rules of operators
 from .float16 import host_tensor
 from .graph import (
     FACTORIES,
@@ -43,6 +44,7 @@ from .graph import (
     tensors_in,
 )
 from .losses import add_final_loss
+from .operators import findings, replace_function, settle_shapes
 from .pipelines import used_ipus
 from .program import KNOWN, Program
 from .recording import (
@@ -56,7 +58,6 @@ from .recording import (
     tracing,
     unchanged,
 )
-from .rules import findings, replace_function, settle_shapes
 from .strict import NEWER, unsupported_nodes
 from .tracer import Report, Tracer, guarded
 

@@ -33,12 +33,12 @@ from .graph import (
     place_of_error,
     tensors_in,
 )
+from .operators import Finding
 from .optimizer_rules import OptimizerReader, check_values, vanishing_constants
 from .pipelines import LOWERING_CHECKS, SESSION_CHECKS, check_updatable_buffers
 from .pod import reserved_ipus
 from .recording import refuse_rebound
 from .refusals import refuse_scripted, refuse_tied_buffers, refuse_weights
-from .rules import Finding
 from .strict import Unsupported, alternative_to
 from .tracer import Report
 

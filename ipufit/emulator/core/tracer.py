@@ -55,6 +55,7 @@ from .graph import (
     tensors_in,
     with_long_indices,
 )
+from .operators import Finding
 from .recording import REFUSAL, Recording, refuse_rebound
 from .refusals import (
     host_tensor_among,
@@ -72,7 +73,6 @@ from .refusals import (
     text_without_values,
     untraceable,
 )
-from .rules import Finding
 from .slices import moving_slices, size_of_slice
 from .strict import (
     NEWER,

@@ -4,14 +4,7 @@
 # The modules of rules add their rules as they are imported.
 from __future__ import annotations
 
-from ..operators import (
-    RULES,
-    Finding,
-    findings,
-    grave_messages,
-    replace_function,
-    settle_shapes,
-)
+from ..operators import grave_messages as grave_messages
 from . import (  # noqa: F401
     activations,
     dtypes,
@@ -22,12 +15,3 @@ from . import (  # noqa: F401
     reductions,
     resizing,
 )
-
-__all__ = [
-    "RULES",
-    "Finding",
-    "findings",
-    "grave_messages",
-    "replace_function",
-    "settle_shapes",
-]
