@@ -161,10 +161,7 @@ class OutputSize(NamedTuple):
 @contextlib.contextmanager
 def _trial_calls() -> Iterator[None]:
     """Hide errors and warnings inside the context, and restore random states."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(HostRandomState())
-        stack.enter_context(contextlib.suppress(Exception))
-        stack.enter_context(warnings.catch_warnings())
+    with HostRandomState(), contextlib.suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
