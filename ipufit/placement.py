@@ -216,8 +216,8 @@ def followed(
     if config.first_block is not None:
         now = config.first_block, None
     begins, ends = blocks_begun(module, config)
-    num_seen, handles = 0, []
-    with started_blocks() as blocks:
+    num_seen = 0
+    with started_blocks() as blocks, contextlib.ExitStack() as hooks:
 
         def present() -> Begun | None:
             nonlocal now, num_seen
@@ -236,13 +236,10 @@ def followed(
             now = ends.get(name, present())
 
         for name, child in module.named_modules():
-            handles.append(child.register_forward_pre_hook(partial(begin, name=name)))
-            handles.append(child.register_forward_hook(partial(end, name=name)))
-        try:
-            yield present
-        finally:
-            for handle in handles:
-                handle.remove()
+            before, after = partial(begin, name=name), partial(end, name=name)
+            hooks.enter_context(child.register_forward_pre_hook(before))
+            hooks.enter_context(child.register_forward_hook(after))
+        yield present
 
 
 def stage_and_ipu(block: Begun, config: IPUConfig) -> tuple[int | None, int | None]:

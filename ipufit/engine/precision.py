@@ -252,17 +252,12 @@ def computed_in(module: torch.nn.Module, config: IPUConfig) -> Iterator[None]:
         yield
         return
     casting = HalfWeights(module)
-    handles = [
-        handle
-        for name in names
-        for handle in casting.hook_float32(module.get_submodule(name))
-    ]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name in names:
+            for handle in casting.hook_float32(module.get_submodule(name)):
+                hooks.enter_context(handle)
         with casting:
             yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def compute_in_types(module: torch.nn.Module, config: IPUConfig) -> None:

@@ -667,24 +667,21 @@ def traced_mode(step: Step) -> Iterator[None]:
     submodules = dict(module.named_modules())
     beginnings = find_beginnings(module, config)
     patterns = config.recompute_patterns if step.is_training else ()
-    with mode(step, training=step.is_training, root=module):
-        handles: list[Any] = []
+    hooks = contextlib.ExitStack()
+    with mode(step, training=step.is_training, root=module), hooks:
         for name, block in beginnings.before.items():
             begin = partial(_begin, block)
-            handles.append(submodules[name].register_forward_pre_hook(begin))
+            hooks.enter_context(submodules[name].register_forward_pre_hook(begin))
         for name, block in beginnings.after.items():
             begin = partial(_begin, block)
-            handles.append(submodules[name].register_forward_hook(begin))
+            hooks.enter_context(submodules[name].register_forward_hook(begin))
         for name in kept_submodules(module, patterns):
-            handles.append(submodules[name].register_forward_hook(_keep))
+            hooks.enter_context(submodules[name].register_forward_hook(_keep))
         try:
             yield
         except poptorch.Error as error:
             _refuse_short_pipeline(error)
             raise
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 def _begin(block: str, *_: Any) -> None:

@@ -1134,16 +1134,13 @@ class RowByRow(TorchFunctionMode):
                 made = _list_tensors([outputs])
                 rows._known.update({id(tensor): (tensor, bit) for tensor, bit in made})
 
-        hooks = []
-        for part in module.modules():
-            hooks.append(part.register_forward_pre_hook(begin, with_kwargs=True))
-            hooks.append(part.register_forward_hook(end))
-        try:
+        with contextlib.ExitStack() as hooks:
+            for part in module.modules():
+                before = part.register_forward_pre_hook(begin, with_kwargs=True)
+                hooks.enter_context(before)
+                hooks.enter_context(part.register_forward_hook(end))
             with rows:
                 yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

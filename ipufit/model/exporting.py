@@ -121,11 +121,8 @@ def _compiled(
     handle = module.register_forward_hook(
         lambda _, __, outputs: results.append(map_tensors(without_values, outputs))
     )
-    try:
-        with failures_explained(module, inputs), display.compiling("exported"):
-            executor.compile(*by_place, **by_name)
-    finally:
-        handle.remove()
+    with handle, failures_explained(module, inputs), display.compiling("exported"):
+        executor.compile(*by_place, **by_name)
     outputs, times = named_outputs(results[-1]), plan.micro_batches_per_call
     return executor, {
         "module": type(module).__name__,

@@ -328,18 +328,14 @@ class Recording:
             while self.running.pop() != path:
                 pass
 
-        handles = []
-        for path, module in root.named_modules():
-            if path:
-                before, after = partial(enter, path), partial(leave, path)
-                handles.append(module.register_forward_pre_hook(before))
-                handles.append(module.register_forward_hook(after))
-        try:
+        with contextlib.ExitStack() as hooks:
+            hooks.callback(self.scopes.clear)
+            for path, module in root.named_modules():
+                if path:
+                    before, after = partial(enter, path), partial(leave, path)
+                    hooks.enter_context(module.register_forward_pre_hook(before))
+                    hooks.enter_context(module.register_forward_hook(after))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            self.scopes.clear()
 
     # Operations -------------------------------------------------------------
 
