@@ -269,6 +269,46 @@ def check_integers(
         )
 
 
+def check_labels(
+    tensors: Sequence[Tensor] | Mapping[int, Tensor],
+    losses: Mapping[int, str],
+    name: str,
+    sample_of: Callable[[int], int] = int,
+    kind: str = "row",
+) -> None:
+    """Refuse targets that are far from the 0s and 1s of a binary loss.
+
+    Shares and noisy labels, such as 1.2, are taken.
+
+    Args:
+        tensors: Leaves of samples, by place.
+        losses: Place of each target to check, and the name of its loss.
+        name: As for `check_integers`.
+        sample_of: As for `check_integers`.
+        kind: What `sample_of` numbers, in error messages.
+
+    Raises:
+        DataError: A target is below -1, or 2 or more.
+
+    Example:
+        >>> check_labels([torch.tensor([0, 255])], {0: "bce"}, "x")
+        Traceback (most recent call last):
+        ipufit.errors.DataError: The loss 'bce' takes targets of 0 and 1 (hinge lo...
+    """
+    for place, loss in losses.items():
+        values = tensors[place].to(torch.float32)  # -1 is 255 for torch beside 8 bits
+        is_odd = values.lt(-1).logical_or(values.ge(2))
+        if is_odd.any():
+            row = sample_of(int(is_odd.nonzero()[0][0]))
+            of = "" if name == "x" else f" of `{name}`"
+            raise DataError(
+                f"The loss {loss!r} takes targets of 0 and 1 (hinge losses also -1 and "
+                f"1), and a target{of} is {float(values[is_odd][0]):g}, in {kind} "
+                f"{row}. For classes use 'cross_entropy', with an output for each; "
+                "targets that don't count need a sample_weight of 0 each."
+            )
+
+
 def is_array_like(x: Any) -> bool:
     """Return whether `x` may be nested arrays, by its outermost type alone.
 

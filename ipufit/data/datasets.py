@@ -34,6 +34,7 @@ from .arrays import (
     ArrayDataset,
     as_tensor,
     check_integers,
+    check_labels,
     dense_tensor,
     split_columns,
     without_columns,
@@ -87,6 +88,7 @@ class Source:
         self.num_ahead: int | None = None
         self.columns: Sequence[Sequence[Any] | None] = ()
         self.first_row = 0
+        self._loss_of_labels: Mapping[int, str] = {}
 
     def first(self) -> list[Tensor]:
         """Return the leaves of the first sample, which is read only once."""
@@ -165,6 +167,26 @@ class Source:
                 "of pairs (input, target)."
             )
 
+    def require_labels(self, losses: Mapping[int, str]) -> None:
+        """Refuse targets that are far from 0 and 1: now in memory, else in `check`.
+
+        Args:
+            losses: Place of each such target among the leaves of a sample, and the name
+                of its loss.
+
+        Raises:
+            DataError: Data in memory has such a target.
+        """
+        if not isinstance(self.dataset, ArrayDataset):
+            self._loss_of_labels = losses
+            return
+        tensors, rows = self.dataset.tensors, self.dataset.rows
+        if rows is None:
+            check_labels(tensors, losses, self.name, self.first_row.__add__)
+            return
+        taken = {place: tensors[place][rows] for place in losses}
+        check_labels(taken, losses, self.name, lambda index: int(rows[index]))
+
     def example(self, rows: int, *, inputs_only: bool = False) -> list[Tensor]:
         """Return a batch of the first sample, repeated `rows` times without copies."""
         leaves = self.first()
@@ -173,17 +195,19 @@ class Source:
         return [leaf.expand(rows, *leaf.shape) for leaf in leaves]
 
     def check(self, batch: Sequence[Tensor], sample_of: Callable[[int], int]) -> None:
-        """Refuse integers that an IPU can't hold, except in arrays, checked before.
+        """Refuse values that can't be used, except in arrays, checked before.
 
         Args:
             batch: Tensors of a call.
             sample_of: Maps the index of a row of the batch to the index of its sample.
 
         Raises:
-            DataError: An integer needs more than 32 bits.
+            DataError: An integer needs more than 32 bits, or a target is far from the
+                0s and 1s of its loss.
         """
         if not self.is_in_memory:
             check_integers(batch, self.structure, self.name, sample_of)
+            check_labels(batch, self._loss_of_labels, self.name, sample_of, "sample")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from ipufit.batching import BatchPlan
 from ipufit.callbacks import CallbackList
 from ipufit.callbacks.base import CallbackLike
 from ipufit.config import IPUConfig
-from ipufit.data.arrays import ArrayDataset
 from ipufit.data.datasets import Source
 from ipufit.data.streams import StreamSource
 from ipufit.distributed import Processes
@@ -280,12 +279,12 @@ def require_targets(source: Source, objective: Objective, purpose: str) -> None:
     """Refuse samples without the targets that losses and metrics need.
 
     Raises:
-        DataError: Targets are missing, or a binary loss can't take them.
+        DataError: Targets are missing, or a binary loss can't take those in memory.
         UnsupportedError: There are weights, and the module returns its own loss.
     """
     if not objective.owns_loss:
         source.require_targets(purpose)
-        _refuse_no_labels(source, objective)
+        _require_labels(source, objective)
     elif objective.metrics:
         source.require_targets("compute metrics")
     is_of_module = objective.owns_loss and objective.steps is None
@@ -297,36 +296,26 @@ def require_targets(source: Source, objective: Objective, purpose: str) -> None:
         )
 
 
-def _refuse_no_labels(source: Source, objective: Objective) -> None:
-    """Refuse targets in memory that are far from the 0s and 1s of a binary loss.
+def _require_labels(source: Source, objective: Objective) -> None:
+    """Refuse targets that are far from the 0s and 1s of a binary loss.
 
-    Shares and noisy labels, such as 1.2, are taken. Samples with weights may have any
-    targets, because a weight of 0 leaves them out.
+    Samples with weights may have any targets, because a weight of 0 leaves them out. So
+    may batches of fixed size, whose mask does.
 
     Raises:
-        DataError: A target is below -1, or 2 or more.
+        DataError: Data in memory has such a target.
     """
-    structure, data = source.structure, source.dataset
-    if structure.has_weights or not isinstance(data, ArrayDataset):
+    structure = source.structure
+    if structure.has_weights or structure.rows is not None:
         return
-    targets = structure.targets.rebuild(data.tensors[structure.num_inputs :])
-    of = "" if source.name == "x" else f" of `{source.name}`"
+    first = structure.num_inputs
+    places = range(first, first + structure.targets.num_leaves)
+    nested, losses = structure.targets.rebuild(places), {}
     for key, loss in objective.losses:
-        parts = [targets] if key is None else _at(targets, key)
-        for part in leaves_of(parts) if loss.is_binary else ():
-            values = part if data.rows is None else part[data.rows]
-            values = values.to(torch.float32)  # -1 is 255 for torch beside 8 bits
-            is_odd = values.lt(-1).logical_or(values.ge(2))
-            if is_odd.any():
-                row, *_ = is_odd.nonzero()[0].tolist()
-                row = row if data.rows is None else int(data.rows[row])
-                raise DataError(
-                    f"The loss {loss.name!r} takes targets of 0 and 1 (hinge losses "
-                    f"also -1 and 1), and a target{of} is "
-                    f"{float(values[is_odd][0]):g}, in row {source.first_row + row}. "
-                    "For classes use 'cross_entropy', with an output for each; targets "
-                    "that don't count need a sample_weight of 0 each."
-                )
+        parts = leaves_of([nested] if key is None else _at(nested, key))
+        if loss.is_binary:
+            losses.update({part: loss.name for part in parts if part in places})
+    source.require_labels(losses)
 
 
 def _at(targets: Any, key: str | int) -> list[Any]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from ipufit import (
     ConfigError,
@@ -1048,6 +1048,44 @@ def test_targets_that_are_no_labels_are_refused_before_training(loss, bad):
         model.fit(x, y * 0, batch_size=4, validation_data=(x, y), verbose=0)
     part = Subset(TensorDataset(x, y), [0, 1, 2, 3])
     model.evaluate(part, verbose=0)
+
+
+class Items(torch.utils.data.Dataset):
+    def __init__(self, *tensors):
+        self.tensors = tensors
+
+    def __len__(self):
+        return len(self.tensors[0])
+
+    def __getitem__(self, index):
+        return tuple(tensor[index] for tensor in self.tensors)
+
+
+LOADED = {
+    "a dataset": lambda *parts: Items(*parts),
+    "a loader": lambda *parts: DataLoader(Items(*parts), 4),
+    "a generator": lambda *parts: zip(*(part.split(4) for part in parts)),
+}
+
+
+@pytest.mark.parametrize("form", LOADED)
+@pytest.mark.parametrize("bad", [-100, 255])
+def test_targets_that_are_no_labels_are_refused_when_they_are_loaded(form, bad):
+    model = IPUModel(nn.Linear(3, 2))
+    model.compile("sgd", "bce")
+    x, y = torch.rand(8, 3), torch.zeros(8, 2)
+    settings = {} if "loader" in form else {"batch_size": 4}
+    model.fit(LOADED[form](x, y), **settings, shuffle=False, verbose=0)
+    y[5, 1] = bad
+    words = rf"'bce' takes targets of 0 and 1 .* is {bad}, in sample 5\."
+    with pytest.raises(DataError, match=words):
+        model.fit(LOADED[form](x, y), **settings, shuffle=False, verbose=0)
+    with pytest.raises(DataError, match=words):
+        model.evaluate(LOADED[form](x, y), **settings, verbose=0)
+    with pytest.raises(DataError, match=rf"of `validation_data` is {bad}, in sample 5"):
+        model.fit(*(x, y * 0, 4), validation_data=LOADED[form](x, y), verbose=0)
+    weights = torch.ones(8)
+    model.evaluate(LOADED[form](x, y, weights), **settings, verbose=0)
 
 
 @pytest.mark.parametrize("nest", [list, tuple, lambda pair: dict(zip("ab", pair))])
