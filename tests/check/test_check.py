@@ -152,49 +152,20 @@ def test_refusals_have_their_line(function, topic, words):
 
 
 class Attending(nn.Module):
-    """A stack of torch's layers, with a mask, whose values torch may compare."""
+    """Stacks of torch's layers with masks, whose values torch may compare."""
 
-    def __init__(self, **settings):
+    def __init__(self):
         super().__init__()
-        layer = nn.TransformerEncoderLayer(4, 1, 4, 0.0, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.layers = nn.Transformer(4, 2, 1, 1, 4, 0.0, batch_first=True)
         self.register_buffer("mask", torch.zeros(1, 1))
-        self.settings = settings
-
-    def forward(self, x):
-        return self.encoder(x[:, None], mask=self.mask, **self.settings)[:, 0]
-
-
-def test_torch_s_test_of_a_mask_says_which_argument_spares_it():
-    asks = hasattr(
-        nn.modules.transformer, "_detect_is_causal_mask"
-    )  # torch 2.1 or newer
-    findings = refused(Attending())
-    assert ["is_causal=True or False" in one.what for one in findings] == [True] * asks
-    assert refused(Attending(is_causal=False)) == []
-
-
-class Decoding(nn.Module):
-    """A stack of torch's decoders, whose mask has an argument of another name."""
-
-    def __init__(self, **settings):
-        super().__init__()
-        layer = nn.TransformerDecoderLayer(4, 1, 4, 0.0, batch_first=True)
-        self.layers = nn.TransformerDecoder(layer, 1)
-        self.register_buffer("mask", torch.zeros(1, 1))
-        self.settings = settings
 
     def forward(self, x):
         x = x[:, None]
-        return self.layers(x, x, tgt_mask=self.mask, **self.settings)[:, 0]
+        return self.layers(x, x, src_mask=self.mask, tgt_mask=self.mask)[:, 0]
 
 
-def test_the_mask_of_a_decoder_has_an_argument_of_its_own():
-    asks = hasattr(nn.modules.transformer, "_detect_is_causal_mask")
-    findings = refused(Decoding())
-    assert all("tgt_is_causal, which torch 2.0.1" in one.what for one in findings)
-    assert bool(findings) is asks
-    assert refused(Decoding(tgt_is_causal=False) if asks else Decoding()) == []
+def test_nothing_is_found_in_masks_of_torch_s_stacks():
+    assert refused(Attending()) == []
 
 
 def test_all_refusals_come_at_once_with_the_paths_of_their_modules():

@@ -76,12 +76,6 @@ def refuse_value_reader(operation: Operation) -> None:
     if what is None:
         return
     codes = [frame.f_code for frame, _ in traceback.walk_stack(None)]
-    if "_detect_is_causal_mask" in {code.co_name for code in codes}:
-        what = (
-            "torch's test whether a mask is causal (pass is_causal=True or False; for "
-            "the mask of a decoder, and to nn.Transformer, tgt_is_causal, which torch "
-            "2.0.1, that of IPUs, has no use for and refuses)"
-        )
     if any("pack_padded_sequence" in code.co_names for code in codes):
         raise packed_sequence(f"{what} for `pack_padded_sequence`")
     raise value_needed(what)

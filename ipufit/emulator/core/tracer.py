@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.fx.node import Node
+from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 from torch.utils import checkpoint
 
@@ -545,10 +546,34 @@ def guarded(tracer: Tracer) -> Iterator[None]:
     is_validated = Distribution._validate_args
     Distribution.set_default_validate_args(False)  # nobody knows the values yet
     try:
-        with visible_indexing(), EscapeGuard(tracer), tracer:
+        with unread_masks(), visible_indexing(), EscapeGuard(tracer), tracer:
             yield
     finally:
         Distribution.set_default_validate_args(is_validated)
+
+
+@contextlib.contextmanager
+def unread_masks() -> Iterator[None]:
+    """Take no attention mask for a causal one unless the caller says that it is.
+
+    torch 2.1 and newer compare the values of masks, which aren't there in a trace.
+    torch 2.0.1, that of IPUs, does so by `torch.equal`, which is False then.
+    """
+    finds = getattr(transformer, "_detect_is_causal_mask", None)
+    if finds is None:
+        yield
+        return
+
+    def is_said_causal(
+        mask: Tensor | None, is_causal: bool | None = None, size: int | None = None
+    ) -> bool:
+        return is_causal is True
+
+    transformer._detect_is_causal_mask = is_said_causal
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = finds
 
 
 _INDEXING_ESCAPES = torch.__version__.startswith("2.0.")

@@ -168,6 +168,34 @@ def test_an_encoder_computes_padded_positions_as_on_a_device():
     torch.testing.assert_close(model(x, padding), expected)
 
 
+LATER = nn.Transformer.generate_square_subsequent_mask(5)
+MASKED = {
+    "encoder": lambda: nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(6, 2, 12, 0.0, batch_first=True), 1
+    ),
+    "decoder": lambda: nn.TransformerDecoder(
+        nn.TransformerDecoderLayer(6, 2, 12, 0.0, batch_first=True), 1
+    ),
+    "both": lambda: nn.Transformer(6, 2, 1, 1, 12, 0.0, batch_first=True),
+}
+CALLS = {
+    "encoder": lambda m, x: m.layers(x, mask=m.later),
+    "decoder": lambda m, x: m.layers(x, x, tgt_mask=m.later),
+    "both": lambda m, x: m.layers(x, x, src_mask=m.later, tgt_mask=m.later),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_torch_s_stacks_take_causal_masks_as_they_are(name):
+    torch.manual_seed(0)
+    module = Function(CALLS[name], layers=MASKED[name]())
+    module.register_buffer("later", LATER.clone())
+    x = torch.randn(4, 5, 6)
+    expected = module(x).detach()  # in train mode: without torch's fast path
+    result = poptorch.inferenceModel(module)(x)
+    torch.testing.assert_close(result, expected)
+
+
 def make_symmetric():
     def forward(self, x):
         return (x + x.T) / 2
