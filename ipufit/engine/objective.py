@@ -449,6 +449,8 @@ def _misuse_advice(misuse: Misuse, loss: Loss, part: LabeledOutput) -> str:
         f"They would be squashed once more. Leave the {squashing} out of the module "
         "and apply it to what predict() gives"
     )
+    if misuse.function in ("sigmoid", "expit", "softmax"):
+        return f"{advice}, or take a loss that calls no {misuse.function} itself."
     if misuse.function not in ("cross_entropy", "log_softmax"):
         return f"{advice}, or compile with loss=torch.nn.BCELoss()."
     if squashing == "sigmoid":

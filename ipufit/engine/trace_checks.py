@@ -463,10 +463,12 @@ _TAKEN = {
     **dict.fromkeys(
         ("binary_cross_entropy_with_logits", "multilabel_soft_margin_loss"), "logits"
     ),
-    **dict.fromkeys(("cross_entropy", "log_softmax"), "logits"),
+    **dict.fromkeys(("cross_entropy", "log_softmax", *_SQUASHING), "logits"),
     **dict.fromkeys(("ctc_loss", "kl_div", "nll_loss"), "log-probabilities"),
 }
 """Functions of losses that take no probabilities, and what they take."""
+_IN_NETWORKS = frozenset({"log_softmax", *_SQUASHING})
+"""Of these functions those that a network may call with probabilities, as gates do."""
 
 
 class Misuse(NamedTuple):
@@ -591,7 +593,7 @@ def warn_of_misuses(misuses: Iterable[Misuse]) -> None:
         IpufitWarning: A loss function takes other numbers, and got probabilities.
     """
     for misuse in misuses:
-        if misuse.line not in _WARNED and misuse.function != "log_softmax":
+        if misuse.line not in _WARNED and misuse.function not in _IN_NETWORKS:
             _WARNED.add(misuse.line)
             warn_in_first_process(
                 f"{misuse.function}() takes {misuse.taken}, and gets what a "

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 
+import ipufit
 from ipufit import (
     ConfigError,
     DataError,
@@ -223,6 +224,48 @@ def test_the_loss_that_is_advised_is_that_of_logits(loss, end, targets):
         assert figures[0] == pytest.approx(figures[1], rel=1e-4)
         for each in (model, of_logits):
             each.fit(X, targets, batch_size=8, shuffle=False, verbose=0)
+
+
+@pytest.mark.parametrize("run", ["fit", "evaluate"])
+@pytest.mark.parametrize("name", ["dice", "tversky", "Dice", "DiceLoss"])
+def test_losses_of_overlap_take_no_probabilities(run, name):
+    match = f"^The loss '{name}' takes logits, .* sigmoid: .* Leave the sigmoid out"
+    with pytest.raises(ConfigError, match=match):
+        RUNS[run](model_of(torch.nn.Sigmoid(), name), ONE_HOT)
+    RUNS[run](model_of(torch.nn.Identity(), name), ONE_HOT)
+
+
+def overlap(outputs, targets):
+    shares = outputs.sigmoid()
+    common = (shares * targets).sum(1)
+    return 1 - 2 * common / (shares.sum(1) + targets.sum(1))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        overlap,
+        functools.partial(ipufit.losses.tversky, alpha=0.3, beta=0.7),
+        lambda x, y: (torch.sigmoid(x) - y).square(),
+    ],
+)
+def test_a_sigmoid_in_the_loss_after_that_of_the_module_is_told_once(loss):
+    model = model_of(torch.nn.Sigmoid(), loss)
+    words = "takes logits, .* sigmoid: .*or take a loss that calls no sigmoid itself"
+    with pytest.warns(IpufitWarning, match=words) as caught:
+        model.fit(X, ONE_HOT, batch_size=8, epochs=2, verbose=0)
+    assert len(caught) == 1
+    model_of(torch.nn.Identity(), loss).fit(X, ONE_HOT, batch_size=8, verbose=0)
+
+
+def test_gates_in_a_network_may_have_sigmoids_of_sigmoids():
+    def step(module, batch):
+        x, y = batch
+        return F.mse_loss(module(x).sigmoid()[:, 0], y)
+
+    model = IPUModel(Net(torch.sigmoid, 1))
+    model.compile("sgd", step=step)
+    model.fit(X, LABELS, batch_size=8, verbose=0)
 
 
 def test_a_sigmoid_before_a_loss_of_classes_has_two_ways_out():
