@@ -90,11 +90,16 @@ def check_rows(
                 " A number of each micro-batch, such as a mean, is no output: "
                 'ipufit.log("name", number) in forward reports it.'
             )
+            way = "return batched tensors only, or leave this one out in eval mode."
+            if num_rows in output.shape[1:2]:
+                way = (
+                    "return it with the samples' axis first, as in "
+                    "output.transpose(0, 1)."
+                )
             raise UnsupportedError(
                 f"The module returned a tensor of shape {tuple(output.shape)} for "
                 f"{num_rows} samples. Outside training every output needs one row per "
-                "sample: return batched tensors only, or leave this one out in eval "
-                f"mode.{number if output.dim() < 2 else ''}"
+                f"sample: {way}{number if output.dim() < 2 else ''}"
             )
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
@@ -57,6 +58,10 @@ from .call_size import choose_passes_per_call, choose_updates_per_call
 if TYPE_CHECKING:
     from ipufit.planning.memory import Device
     from ipufit.planning.plan import ModelPlan
+
+
+_SIZE = r"(?<!float)(?<!int)(?<![0-9])[0-9]+"
+"""A number in a message, but none of a dtype."""
 
 
 class CallPlanner:
@@ -648,7 +653,10 @@ class CallPlanner:
 
     @contextlib.contextmanager
     def naming_rows_of_fit(self, inference: Inference) -> Iterator[None]:
-        """Add to errors of shapes that `fit` had micro-batches of another size."""
+        """Add to errors of shapes that `fit` had micro-batches of another size.
+
+        A size that `forward` needs, or a multiple of it, is a number in the error.
+        """
         trained, rows = self.trained_rows, inference.plan.micro_batch_size
         try:
             yield
@@ -657,7 +665,10 @@ class CallPlanner:
                 words in str(error)
                 for words in ("failed with inputs of", "samples. Outside training")
             )
-            if trained in (None, rows) or not is_of_shapes:
+            if trained is None or trained == rows or not is_of_shapes:
+                raise
+            sizes = map(int, re.findall(_SIZE, str(error)))
+            if all(size in (0, rows) or size % trained for size in sizes):
                 raise
             raise type(error)(
                 f"{error} fit had micro-batches of {trained}, and this run has ones of "

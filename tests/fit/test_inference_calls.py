@@ -433,3 +433,31 @@ def test_an_error_of_shapes_names_the_batch_size_of_fit():
         with pytest.raises(DataError, match=r"failed .* ones of 32: .* batch_size=8"):
             run(verbose=0)
         run(verbose=0, batch_size=8)
+
+
+def test_an_error_of_other_sizes_does_not_name_the_batch_size_of_fit():
+    model = reference.compiled(torch.nn.Linear(3, 4))
+    model.fit(X, Y, batch_size=8, verbose=0)
+    with pytest.raises(
+        DataError, match=r"failed with inputs of float32 \[32\]"
+    ) as error:
+        model.predict(X[0].repeat(20), verbose=0)
+    assert "micro-batches of 8" not in str(error.value)
+
+
+class States(torch.nn.Module):
+    """Returns the outputs and the last state of a recurrent layer, as torch does."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.GRU(3, 5, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x[:, None])
+
+
+def test_a_state_with_samples_on_axis_1_is_to_be_transposed():
+    model = IPUModel(States())
+    for run in (model.predict_on_batch, partial(model.predict, verbose=0)):
+        with pytest.raises(UnsupportedError, match=r"\(1, .*, 5\) .*transpose\(0, 1\)"):
+            run(X[:4])
