@@ -223,8 +223,8 @@ class Loss(ArgumentRepr):
             raise UnsupportedError(
                 f"The loss {self.name!r} gives a value of shape {tuple(values.shape)} "
                 f"for {rows} samples, so they can't be weighted (augment, "
-                "sample_weight, class_weight, drop_last='pad', masks). Let it return "
-                "one value per sample."
+                "sample_weight, a third part of the data, class_weight, "
+                "drop_last='pad', masks). Let it return one value per sample."
             )
         if weights is not None:
             values = weighted(values, spread_weights(weights, values).to(values.dtype))

@@ -301,11 +301,14 @@ def check_labels(
         if is_odd.any():
             row = sample_of(int(is_odd.nonzero()[0][0]))
             of = "" if name == "x" else f" of `{name}`"
+            value = float(values[is_odd][0])
+            masks = "For masks of 0 and 255 write (y > 0).float(). "
             raise DataError(
                 f"The loss {loss!r} takes targets of 0 and 1 (hinge losses also -1 and "
-                f"1), and a target{of} is {float(values[is_odd][0]):g}, in {kind} "
-                f"{row}. For classes use 'cross_entropy', with an output for each; "
-                "targets that don't count need a sample_weight of 0 each."
+                f"1), and a target{of} is {value:g}, in {kind} {row}. "
+                f"{masks if value == 255 else ''}For classes use 'cross_entropy', with "
+                "an output for each; targets that don't count need a sample_weight of "
+                "0 each."
             )
 
 
@@ -376,7 +379,8 @@ def frame_values(frame: Any, where: str) -> Any:
         raise DataError(
             f"{where} has columns that hold no numbers: {', '.join(bad)}. Encode them "
             'as numbers, as pandas.get_dummies(frame, dtype="float32") does, or '
-            ".cat.codes of a category; or leave them out."
+            '.astype("category").cat.codes.astype("int64") for an embedding; or leave '
+            "them out."
         )
     return array.astype(np.float64)  # numbers and booleans together
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ipufit._poptorch import poptorch
-from ipufit.distributed import Processes
-from ipufit.errors import DataError
+from ipufit.distributed import Processes, warn_in_first_process
+from ipufit.errors import DataError, IpufitWarning
 
 from . import arrays, loaders
 from .arrays import ArrayDataset, FrameColumns, is_array_like
@@ -118,14 +118,40 @@ def as_source(
     has_lists = is_hugging_face(x)
     parts_of = Parts(targets, is_single, name, has_lists, inputs_only, left_out)
     _refuse_beside(x, None if targets else y, sample_weight)
+    source: Source
     if isinstance(x, FixedSizeBatches):
-        return _from_whole(x, parts_of, name, processes)
-    if is_indexed(x):
-        return _from_dataset(x, parts_of, name)
-    if isinstance(x, IterableDataset) or is_hugging_face(x):
+        source = _from_whole(x, parts_of, name, processes)
+    elif is_indexed(x):
+        source = _from_dataset(x, parts_of, name)
+    elif isinstance(x, IterableDataset) or is_hugging_face(x):
         workers = num_workers if isinstance(x, IterableDataset) else 0
-        return _from_samples(x, parts_of, name, workers, processes)
-    return _from_batches(x, parts_of, name, processes)
+        source = _from_samples(x, parts_of, name, workers, processes)
+    else:
+        source = _from_batches(x, parts_of, name, processes)
+    _warn_of_weights(source)
+    return source
+
+
+def _warn_of_weights(source: Source) -> None:
+    """Warn of a third part that looks like targets, and counts as weights.
+
+    Warns:
+        IpufitWarning: The first sample has whole numbers other than 0 and 1 there.
+    """
+    structure = source.structure
+    if structure.weights.num_leaves != 1 or structure.rows is not None:
+        return
+    for weights in source.first()[-1:]:
+        values = weights.reshape(-1)
+        odd = values[(values != 0).logical_and(values != 1)].tolist()
+        if weights.dim() and not weights.is_floating_point() and odd:
+            warn_in_first_process(
+                f"The third part of `{source.name}` counts as the weights of positions,"
+                f" and has whole numbers, such as {odd[0]}. If it holds the targets, "
+                "the first two parts are inputs: return ((a, b), targets). If it holds "
+                "weights, make them floats.",
+                IpufitWarning,
+            )
 
 
 def as_batch(

@@ -1069,7 +1069,14 @@ def _advice_on_targets(cause: str, part: LabeledOutput) -> str:
                 "axis, move them, outputs.movedim(-1, 1), or use the loss "
                 "'sparse_categorical_crossentropy' of logits."
             )
+        if are_tensors and output.dim() > 2 and target.shape == output[:, 0].shape:
+            return (
+                ". This loss has classes on the last axis, and the outputs have them "
+                "on axis 1, as torch's losses: use 'cross_entropy'."
+            )
         return ""
+    if "only batches of spatial targets" in cause and 1 in target.shape[1:2]:
+        return ". Leave out the axis of classes in the targets: y.squeeze(1)."
     are_classes = any(words in cause for words in _ARE_CLASSES)
     is_bool = "bool" in shapes_of(target)
     if are_classes or is_bool or any(words in cause for words in _ARE_NUMBERS):

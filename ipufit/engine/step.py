@@ -360,7 +360,8 @@ def _check_arguments(
         raise DataError(
             f"{kind}.forward{signature} doesn't take the inputs that are given "
             f"({passed}): {error}. A dict of inputs gives arguments by name, such as "
-            "dict(frame) of the columns of a frame; a tuple or list by place."
+            "dict(frame) of the columns of a frame; a tuple or list by place. A "
+            "dataset's item has them in its first part: ((a, b), target)."
         ) from None
 
 

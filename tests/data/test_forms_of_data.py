@@ -20,6 +20,7 @@ from ipufit import (
     DataError,
     DroppedRowsWarning,
     IPUConfig,
+    IpufitWarning,
     IPUModel,
     LambdaCallback,
     Optimizer,
@@ -803,3 +804,40 @@ def test_sparse_batches_are_made_dense():
     model = reference.compiled(torch.nn.Linear(3, 4))
     wanted = model.evaluate(X, Y, verbose=0)["loss"]
     assert model.evaluate(iter(batches), verbose=0)["loss"] == pytest.approx(wanted)
+
+
+class Teaching(torch.nn.Module):
+    """A decoder that may be taught, and decodes alone else."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(9, 9)
+
+    def forward(self, source, before=None):
+        return self.words(source) + (0 if before is None else self.words(before))
+
+
+WORDS = torch.randint(2, 9, (8, 5), generator=torch.Generator().manual_seed(0))
+TRIPLE = TensorDataset(WORDS, WORDS.roll(1, 1), WORDS.flip(1))
+
+
+@pytest.mark.parametrize(
+    "data", [TRIPLE, DataLoader(TRIPLE, 4), [TRIPLE[:4], TRIPLE[4:]].__iter__()]
+)
+def test_targets_in_the_third_part_are_told(data):
+    model = IPUModel(Teaching())
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    size = {"batch_size": 4} if data is TRIPLE else {}
+    with pytest.warns(IpufitWarning, match=r"third part of `x` .*\(\(a, b\), targets"):
+        model.fit(data, **size, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "weights", [WORDS % 2, WORDS % 2 > 0, WORDS.float(), WORDS[:, 0]]
+)
+def test_weights_in_the_third_part_are_taken_as_such(weights):
+    model = IPUModel(Teaching())
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    data = TensorDataset(WORDS, WORDS, weights)
+    model.fit(data, batch_size=4, verbose=0)
+    model.fit(WORDS, WORDS, sample_weight=WORDS, batch_size=4, verbose=0)

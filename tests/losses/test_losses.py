@@ -1029,6 +1029,32 @@ def test_a_focal_loss_learns_from_samples_beside_perfect_ones(loss, gamma):
 
 # Targets of binary losses -------------------------------------------------------------
 
+
+@pytest.mark.parametrize(
+    ("loss", "shape", "advice"),
+    [
+        (
+            nn.NLLLoss(),
+            (4, 3, 2),
+            r"axis 1.*movedim.*'sparse_categorical_crossentropy'",
+        ),
+        (
+            "sparse_categorical_crossentropy",
+            (4, 2, 3),
+            "last axis.* on axis 1.* use 'cross_entropy'",
+        ),
+        (nn.CrossEntropyLoss(), (4, 2, 3, 1), r"Leave out the axis .*y\.squeeze\(1\)"),
+    ],
+)
+def test_classes_on_another_axis_have_a_way_out(loss, shape, advice):
+    model = IPUModel(nn.Unflatten(1, shape[1:]))
+    model.compile("sgd", loss)
+    targets = torch.zeros(4, 3, dtype=torch.long)
+    targets = targets[:, None, :, None] if len(shape) == 4 else targets
+    with pytest.raises(DataError, match=advice):
+        model.evaluate(torch.rand(4, 6), targets, verbose=0)
+
+
 BINARY_LOSSES = ["bce", "dice", "hinge", nn.BCEWithLogitsLoss(), nn.SoftMarginLoss()]
 
 
@@ -1044,8 +1070,11 @@ def test_targets_that_are_no_labels_are_refused_before_training(loss, bad):
             DataError, match=rf"a target is {bad}, in row 5.*sample_weight"
         ):
             model.fit(*data, batch_size=4, verbose=0)
-    with pytest.raises(DataError, match=rf"`validation_data` is {bad}, in row 5"):
+    with pytest.raises(
+        DataError, match=rf"`validation_data` is {bad}, in row 5"
+    ) as error:
         model.fit(x, y * 0, batch_size=4, validation_data=(x, y), verbose=0)
+    assert ("(y > 0).float()" in str(error.value)) == (bad == 255)
     part = Subset(TensorDataset(x, y), [0, 1, 2, 3])
     model.evaluate(part, verbose=0)
 
