@@ -1119,5 +1119,8 @@ def smoothed(loss: Loss, amount: float) -> Loss:
 if not TYPE_CHECKING:  # checkers find unknown names by themselves
 
     def __getattr__(name: str) -> Any:
+        what, otherwise = f"module {__name__!r}", _MEAN_OTHERWISE.get(name.lower())
+        if otherwise is not None:
+            raise AttributeError(f"{what} has no attribute {name!r}. {otherwise}")
         way = f'compile(loss="{name}")' if _key(name) in _BY_KEY else ""
-        raise unknown_attribute(f"module {__name__!r}", "loss", name, globals(), way)
+        raise unknown_attribute(what, "loss", name, globals(), way)

@@ -354,7 +354,7 @@ class OptunaPruning(MonitorCallback):
 
     Raises:
         ConfigError: If Optuna isn't installed. When `fit` begins, if the run has no
-            such metric, or the study the other direction.
+            such metric, or the study several objectives or the other direction.
         optuna.TrialPruned: At the end of a `fit` whose trial is pruned.
 
     Example:
@@ -380,6 +380,12 @@ class OptunaPruning(MonitorCallback):
             words = "the trial of the study; None is for the other processes"
             refuse("trial", self.trial, words, "OptunaPruning")
         study = getattr(self.trial, "study", None)  # FixedTrial has no study
+        if study is not None and len(study.directions) > 1:
+            raise ConfigError(
+                f"OptunaPruning(monitor={self.monitor!r}): the study has "
+                f"{len(study.directions)} objectives, and Optuna prunes trials of a "
+                "single one only. Leave OptunaPruning out."
+            )
         better = direction_of(self.monitor, self.run.directions)
         if study is None or better is None:
             return

@@ -149,3 +149,9 @@ def test_a_study_of_the_other_direction_is_refused():
     maximizing = optuna.create_study(direction="maximize")
     with pytest.raises(ConfigError, match="'maximize' and would prune its best"):
         fit(maximizing.ask())
+
+
+def test_a_study_of_several_objectives_is_refused():
+    several = optuna.create_study(directions=["minimize", "maximize"])
+    with pytest.raises(ConfigError, match=r"2 objectives.* Leave OptunaPruning out"):
+        fit(several.ask())

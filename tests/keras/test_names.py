@@ -77,10 +77,16 @@ def test_errors_of_names_that_are_not_here_say_what_to_write():
     for name in names:
         with pytest.raises(UnknownNameError, match=f"metric '{name}'. Write"):
             model.compile("sgd", "mse", metrics=[name])
+        if name[0].isupper():
+            with pytest.raises(AttributeError, match=f"attribute '{name}'. Write"):
+                getattr(ipufit.metrics, name)
     names = [name for row in table("loss of Keras")[:-2] for name in words(row[0])]
     for name in names:
         with pytest.raises(ValueError, match=r"(Write|Pass) a"):
             model.compile("sgd", name)
+        if name[0].isupper():
+            with pytest.raises(AttributeError, match=r"(Write|Pass) a"):
+                getattr(ipufit.losses, name)
 
 
 @pytest.mark.parametrize(
