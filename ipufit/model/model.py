@@ -1783,13 +1783,29 @@ def _copy_into(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> No
         tensor.copy_(tensors[name])
 
 
+class _NamedMetrics(Dict[str, float]):
+    """Loss and metrics by name; an index, as for Keras's list, says what to write."""
+
+    def __missing__(self, key: Any) -> NoReturn:
+        """Raise the error for a name that isn't there."""
+        if not isinstance(key, int):
+            raise KeyError(key)
+        names = " and ".join(f"results[{name!r}]" for name in self)
+        raise KeyError(
+            f"no {key}: loss and metrics have names, {names}. Keras's list is that of "
+            "return_dict=False."
+        )
+
+
 def _format_metrics(
     metrics: MetricState, return_dict: bool
 ) -> Logs | float | list[float]:
     """Return metrics by name; or as Keras's list; or the loss if it is the only one."""
     named = metrics.logs() if return_dict else metrics.in_order()
     values = list(named.values())
-    return named if return_dict else values if len(values) > 1 else values[0]
+    if return_dict:
+        return _NamedMetrics(named)
+    return values if len(values) > 1 else values[0]
 
 
 def _params(batches: InferenceBatches) -> dict[str, Any]:

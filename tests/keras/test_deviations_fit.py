@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where runs differ from Keras's; each is a row of the page."""
 
+import copy
 import re
 import warnings
 
@@ -68,6 +69,20 @@ def test_evaluate_gives_a_dict_unless_told_otherwise():
     assert list(ipu.evaluate(x, y, verbose=0)) == ["loss", "mae", "mse"]
     mine = ipu.evaluate(x, y, verbose=0, return_dict=False)
     assert mine == pytest.approx(theirs)
+
+
+def test_an_index_of_keras_s_list_says_which_names_there_are():
+    _, ipu = compiled(networks(), metrics=["mse"])
+    x, y = data(8)
+    for run in (ipu.evaluate, ipu.train_on_batch, ipu.test_on_batch):
+        results = run(x, y)
+        words = r"no 1: .* results\['loss'\] and results\['mse'\]\. .*return_dict=False"
+        with pytest.raises(KeyError, match=words):
+            results[1]
+        with pytest.raises(KeyError, match=r"^'mae'$"):
+            results["mae"]
+        assert copy.deepcopy(results) == dict(results)
+        assert results.get(1) is None
 
 
 def test_predict_gives_tensors():
