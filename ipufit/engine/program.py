@@ -176,7 +176,11 @@ class TrainingProgram(Program):
         self.trained_parts.check()
 
 
-_OUT_OF_RANGE = re.compile(r"out of (range|bounds)|index.* invalid|Class values must")
+_OUT_OF_RANGE = re.compile(
+    r"(?<!Dimension )(?<!list index )(?<!tuple index )out of (range|bounds)"
+    "|index.* invalid|Class values must"
+)
+"""What torch says of an index that isn't there, and not of the number of axes."""
 
 
 def _refuse_index(
@@ -196,7 +200,7 @@ def _refuse_index(
     else:
         text = f"{type(module).__name__} failed in a call: {text}"
     is_own = isinstance(error, (IpufitError, poptorch.Error))
-    if is_own or not (isinstance(error, IndexError) or _OUT_OF_RANGE.search(text)):
+    if is_own or not _OUT_OF_RANGE.search(text):
         return
     ranges = ", ".join(
         f"{str(t.dtype).replace('torch.', '')} {list(t.shape)} from {int(t.min())} to "
@@ -204,9 +208,10 @@ def _refuse_index(
         for t in batch
         if not t.is_floating_point() and t.dtype != torch.bool and t.numel()
     )
+    integers = f" The integers of {where} are {ranges}." if ranges else ""
     raise DataError(
-        f"{text}. The integers of {where} are {ranges or 'none'}. Classes go from 0 "
-        "to their number - 1, and so do the rows of an embedding."
+        f"{text}.{integers} Classes go from 0 to their number - 1, and so do the rows "
+        "of an embedding."
     ) from error
 
 

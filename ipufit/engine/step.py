@@ -95,7 +95,10 @@ _WHOLE = {
 }
 """What torch calls whole numbers where it wants floats."""
 
-_ONE_SAMPLE = " (Dim 0 counts samples: of one sample give x[:1], not x[0].)"
+_AXIS_MISSING = (
+    " (Dim 0 counts samples: one sample is x[None]; columns of numbers, and images "
+    "without channels, are x[:, None].)"
+)
 
 
 class NoForwardError(DataError):
@@ -275,7 +278,7 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
         flat = leaves_of(inputs)
         dims = {leaf.dim() for leaf in flat if isinstance(leaf, Tensor)}
         # As of one sample, or of one image: its first dimension was taken for samples.
-        hint = "" if dims.isdisjoint({1, 3}) else _ONE_SAMPLE
+        hint = "" if dims.isdisjoint({1, 3}) else _AXIS_MISSING
         if "index out of range in self" in str(error):  # of an embedding
             hint = ""
         elif "'indices' to have" in str(error):

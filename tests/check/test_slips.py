@@ -275,8 +275,40 @@ def test_one_sample_without_its_dimension_says_what_to_give(after_fit):
     if after_fit:
         model.fit(X, Y, batch_size=1, verbose=0)
         assert set(model.evaluate(X, Y, verbose=0)) == {"loss"}
-    with pytest.raises(DataError, match=r"of one sample give x\[:1\], not x\[0\]"):
+    with pytest.raises(DataError, match=r"one sample is x\[None\]; columns"):
         model.predict(X[0], verbose=0)
+    model.predict(X[0][None], verbose=0)
+
+
+class Columns(torch.nn.Module):
+    def __init__(self, join):
+        super().__init__()
+        self.layer, self.join = torch.nn.Linear(2, 4), join
+
+    def forward(self, a, b):
+        return self.layer(self.join(a, b))
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda a, b: torch.cat([a, b], 1),
+        lambda a, b: torch.cat([a, b], -1),
+        lambda a, b: a[:, :1] + b.expand(-1, 2),
+    ],
+)
+def test_columns_without_an_axis_say_what_to_give(join):
+    model = compiled(Columns(join))
+    with pytest.raises(DataError) as caught:
+        model.fit((X[:, 0], X[:, 1]), Y, 8, verbose=0)
+    assert "images without channels, are x[:, None]" in str(caught.value)
+    assert "embedding" not in str(caught.value)
+    model.fit((X[:, 0][:, None], X[:, 1][:, None]), Y, 8, verbose=0)
+
+
+def test_an_index_of_pythons_is_no_class_that_is_missing():
+    with pytest.raises(DataError, match=r"list index out of range$"):
+        compiled(Columns(lambda a, b: [a, b][2])).fit((X, X), Y, 8, verbose=0)
 
 
 @pytest.mark.parametrize("nest", [lambda x: x, lambda x: (x, x), lambda x: {"a": x}])
