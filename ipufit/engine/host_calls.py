@@ -163,7 +163,32 @@ def _trial_calls() -> Iterator[None]:
     """Hide errors and warnings inside the context, and restore random states."""
     with HostRandomState(), contextlib.suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        with _ReadsCounted():
+            yield
+
+
+class _ReadsCounted(TorchFunctionMode):
+    """Ends calls that read values of tensors too often.
+
+    A loop until a tensor has some value, which can't be traced, needn't end with
+    made-up weights.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call,unused-ignore]
+        self._num_left = 1000
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in _READS:
+            self._num_left -= 1
+            if self._num_left < 0:
+                raise RuntimeError("The values of tensors were read too often.")
+        return func(*args, **(kwargs or {}))
+
+
+_READS = frozenset({"__bool__", "__float__", "__index__", "__int__", "item", "tolist"})
 
 
 class _CallsDescribed(TorchFunctionMode):

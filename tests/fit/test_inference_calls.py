@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from functools import partial
 
 import pytest
@@ -461,3 +462,31 @@ def test_a_state_with_samples_on_axis_1_is_to_be_transposed():
     for run in (model.predict_on_batch, partial(model.predict, verbose=0)):
         with pytest.raises(UnsupportedError, match=r"\(1, .*, 5\) .*transpose\(0, 1\)"):
             run(X[:4])
+
+
+class Decoder(torch.nn.Module):
+    """Adds tokens until all are ends, which zeros in place of weights never are."""
+
+    def __init__(self, is_end, steps):
+        super().__init__()
+        self.layer, self.is_end, self.steps = torch.nn.Linear(3, 3), is_end, steps
+
+    def forward(self, x):
+        while not self.is_end(self.layer(x)) and next(self.steps) < 9999:
+            pass
+        return x
+
+
+@pytest.mark.parametrize(
+    "is_end", [lambda x: (x == 1).all(), lambda x: x.sum().item() == 1]
+)
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_a_loop_until_a_value_is_refused_and_not_waited_for(is_end, method):
+    steps = itertools.count()
+    model = IPUModel(Decoder(is_end, steps))
+    model.compile("sgd", "mse")
+    x = torch.rand(400, 3)
+    data = (x,) if method == "predict" else (x, x)
+    with pytest.raises(poptorch.Error, match="needs the value of a tensor"):
+        getattr(model, method)(*data, verbose=0)
+    assert 0 < next(steps) < 9999
