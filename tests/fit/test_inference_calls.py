@@ -462,6 +462,12 @@ def test_a_state_with_samples_on_axis_1_is_to_be_transposed():
     for run in (model.predict_on_batch, partial(model.predict, verbose=0)):
         with pytest.raises(UnsupportedError, match=r"\(1, .*, 5\) .*transpose\(0, 1\)"):
             run(X[:4])
+    flat = IPUModel(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Flatten(0)))
+    with pytest.raises(UnsupportedError, match="return batched tensors only"):
+        flat.predict_on_batch(X[:4])
+    x = X.repeat(4, 1)  # several micro-batches in a call
+    with pytest.raises(UnsupportedError, match=r"transpose\(0, 1\)"):
+        model.predict(x, batch_size=8, verbose=0)
 
 
 class Decoder(torch.nn.Module):
