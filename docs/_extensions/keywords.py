@@ -27,9 +27,11 @@ KEYWORDS = {
     "how-to/pipelines": ["pipeline", "model parallel", "sharding"],
     "how-to/pods": ["multi-node", "distributed", "replicas", "pod", "data parallel"],
     "how-to/precision": ["precision", "float16", "half precision", "loss scaling"],
-    "how-to/resume": ["resume", "checkpoint", "preemption"],
+    "how-to/resume": ["resume", "continue training", "checkpoint", "preemption"],
+    "how-to/segmentation": ["u-net", "unet", "segmentation"],
     "how-to/sites": ["slurm", "docker", "cloud"],
     "how-to/steps": ["custom training step", "train_step"],
+    "how-to/tables": ["pandas", "categorical", "columns"],
     "how-to/transformers": ["huggingface", "hugging face", "transformers", "bert"],
     "how-to/weights": ["save weights", "state_dict"],
     "install": ["install", "installation", "pip", "requirements"],
@@ -44,10 +46,16 @@ KEYWORDS = {
     "reference/config": ["config", "gradient accumulation"],
     "reference/errors": ["errors", "error messages"],
     "reference/losses": ["loss", "losses"],
-    "reference/metrics": ["metrics", "accuracy"],
+    "reference/metrics": ["metrics", "list of metrics", "accuracy"],
     "reference/operators": ["operators"],
     "reference/optimizers": ["optimizer", "learning rate", "scheduler", "schedule"],
-    "tutorial": ["quickstart", "getting started", "first example", "predict"],
+    "tutorial": [
+        "quickstart",
+        "quick start",
+        "getting started",
+        "first example",
+        "predict",
+    ],
 }
 """Page -> the words, in lower case, that lead to it."""
 
