@@ -450,7 +450,10 @@ def _misuse_advice(misuse: Misuse, loss: Loss, part: LabeledOutput) -> str:
         "and apply it to what predict() gives"
     )
     if misuse.function in ("sigmoid", "expit", "softmax"):
-        return f"{advice}, or take a loss that calls no {misuse.function} itself."
+        if not loss.refuses_probabilities:
+            return f"{advice}, or leave it out of the loss."
+        code = "1 - 2 * (x * y).flatten(1).sum(1) / (x + y).flatten(1).sum(1)"
+        return f"{advice}, or compile with loss=lambda x, y: {code}."
     if misuse.function not in ("cross_entropy", "log_softmax"):
         return f"{advice}, or compile with loss=torch.nn.BCELoss()."
     if squashing == "sigmoid":

@@ -204,6 +204,7 @@ ADVISED = [
     (of_classes, torch.nn.Softmax(-1), Y),
     ("bce", torch.nn.Sigmoid(), ONE_HOT),
     (torch.nn.MultiLabelSoftMarginLoss(), torch.nn.Sigmoid(), ONE_HOT),
+    ("dice", torch.nn.Sigmoid(), ONE_HOT),
 ]
 
 
@@ -251,7 +252,7 @@ def overlap(outputs, targets):
 )
 def test_a_sigmoid_in_the_loss_after_that_of_the_module_is_told_once(loss):
     model = model_of(torch.nn.Sigmoid(), loss)
-    words = "takes logits, .* sigmoid: .*or take a loss that calls no sigmoid itself"
+    words = "takes logits, .* sigmoid: .*, or leave it out of the loss"
     with pytest.warns(IpufitWarning, match=words) as caught:
         model.fit(X, ONE_HOT, batch_size=8, epochs=2, verbose=0)
     assert len(caught) == 1
