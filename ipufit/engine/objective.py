@@ -28,7 +28,12 @@ from ipufit._poptorch import poptorch
 from ipufit._tree import is_record, leaves_of, map_tensors, parts_of, without
 from ipufit.data.structure import Labels
 from ipufit.distributed import warn_in_first_process
-from ipufit.engine.trace_checks import Divisions, LossRecorder, Misuse
+from ipufit.engine.trace_checks import (
+    IN_NETWORKS,
+    Divisions,
+    LossRecorder,
+    Misuse,
+)
 from ipufit.errors import (
     ConfigError,
     DataError,
@@ -934,7 +939,9 @@ class BoundObjective(NamedTuple):
         Raises:
             ConfigError: In Keras the name of the loss means a loss of probabilities.
         """
-        for misuse in misuses[:1]:
+        # A focal loss calls a sigmoid, and a loss of torch's, which says more.
+        of_torch = [each for each in misuses if each.function not in IN_NETWORKS]
+        for misuse in (of_torch or misuses)[:1]:
             message = (
                 f"The loss {loss.name!r} takes {misuse.taken}, and the module's "
                 f"{part.slot.in_words} comes from a {misuse.squashing}: they are "

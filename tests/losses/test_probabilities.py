@@ -23,7 +23,10 @@ from tests import reference
 X, Y = reference.samples(16)
 LABELS, ONE_HOT = (Y % 2).float(), F.one_hot(Y, 4).float()
 CLASSES = ("categorical_crossentropy", "sparse_categorical_crossentropy", "kld")
-BINARY = ("bce", "binary_crossentropy", "BinaryCrossentropy")
+BINARY = (
+    *("bce", "binary_crossentropy", "BinaryCrossentropy"),
+    "binary_focal_crossentropy",
+)
 RUNS = {
     "fit": lambda m, y: m.fit(X, y, batch_size=8, verbose=0),
     "evaluate": lambda m, y: m.evaluate(X, y, verbose=0),
