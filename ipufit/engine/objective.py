@@ -28,12 +28,7 @@ from ipufit._poptorch import poptorch
 from ipufit._tree import is_record, leaves_of, map_tensors, parts_of, without
 from ipufit.data.structure import Labels
 from ipufit.distributed import warn_in_first_process
-from ipufit.engine.trace_checks import (
-    IN_NETWORKS,
-    Divisions,
-    LossRecorder,
-    Misuse,
-)
+from ipufit.engine.trace_checks import Divisions, LossRecorder, Misuse
 from ipufit.errors import (
     ConfigError,
     DataError,
@@ -454,10 +449,16 @@ def _misuse_advice(misuse: Misuse, loss: Loss, part: LabeledOutput) -> str:
         f"They would be squashed once more. Leave the {squashing} out of the module "
         "and apply it to what predict() gives"
     )
+    is_focal = loss.refuses_probabilities and "focal" in loss.name.lower()
     if misuse.function in ("sigmoid", "expit", "softmax"):
         if not loss.refuses_probabilities:
             return f"{advice}, or leave it out of the loss."
         code = "1 - 2 * (x * y).flatten(1).sum(1) / (x + y).flatten(1).sum(1)"
+        if is_focal:
+            entropies = (
+                "torch.nn.functional.binary_cross_entropy(x, y, reduction='none')"
+            )
+            code = f"{entropies} * (x - y) ** 2"
         return f"{advice}, or compile with loss=lambda x, y: {code}."
     if misuse.function not in ("cross_entropy", "log_softmax"):
         return f"{advice}, or compile with loss=torch.nn.BCELoss()."
@@ -470,7 +471,9 @@ def _misuse_advice(misuse: Misuse, loss: Loss, part: LabeledOutput) -> str:
         return f"{advice}."
     logs, function = "x.clamp(min=1e-7).log()", "torch.nn.functional.nll_loss"
     axis = -1 if loss.class_axis == -1 else 1
-    if misuse.function == "log_softmax":
+    if is_focal:
+        code = f"-0.25 * (y * {logs} * (1 - x) ** 2).sum(-1)"
+    elif misuse.function == "log_softmax":
         code = f"torch.nn.functional.kl_div({logs}, y, reduction='none').sum(-1)"
     elif target.shape == output.shape:
         code = f"-(y * {logs}).sum({axis})"
@@ -939,9 +942,7 @@ class BoundObjective(NamedTuple):
         Raises:
             ConfigError: In Keras the name of the loss means a loss of probabilities.
         """
-        # A focal loss calls a sigmoid, and a loss of torch's, which says more.
-        of_torch = [each for each in misuses if each.function not in IN_NETWORKS]
-        for misuse in (of_torch or misuses)[:1]:
+        for misuse in misuses[:1]:
             message = (
                 f"The loss {loss.name!r} takes {misuse.taken}, and the module's "
                 f"{part.slot.in_words} comes from a {misuse.squashing}: they are "

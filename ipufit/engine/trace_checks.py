@@ -467,7 +467,7 @@ _TAKEN = {
     **dict.fromkeys(("ctc_loss", "kl_div", "nll_loss"), "log-probabilities"),
 }
 """Functions of losses that take no probabilities, and what they take."""
-IN_NETWORKS = frozenset({"log_softmax", *_SQUASHING})
+_IN_NETWORKS = frozenset({"log_softmax", *_SQUASHING})
 """Of these functions those that a network may call with probabilities, as gates do."""
 
 
@@ -593,7 +593,7 @@ def warn_of_misuses(misuses: Iterable[Misuse]) -> None:
         IpufitWarning: A loss function takes other numbers, and got probabilities.
     """
     for misuse in misuses:
-        if misuse.line not in _WARNED and misuse.function not in IN_NETWORKS:
+        if misuse.line not in _WARNED and misuse.function not in _IN_NETWORKS:
             _WARNED.add(misuse.line)
             warn_in_first_process(
                 f"{misuse.function}() takes {misuse.taken}, and gets what a "

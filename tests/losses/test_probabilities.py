@@ -23,10 +23,7 @@ from tests import reference
 X, Y = reference.samples(16)
 LABELS, ONE_HOT = (Y % 2).float(), F.one_hot(Y, 4).float()
 CLASSES = ("categorical_crossentropy", "sparse_categorical_crossentropy", "kld")
-BINARY = (
-    *("bce", "binary_crossentropy", "BinaryCrossentropy"),
-    "binary_focal_crossentropy",
-)
+BINARY = ("bce", "binary_crossentropy", "BinaryCrossentropy")
 RUNS = {
     "fit": lambda m, y: m.fit(X, y, batch_size=8, verbose=0),
     "evaluate": lambda m, y: m.evaluate(X, y, verbose=0),
@@ -207,7 +204,9 @@ ADVISED = [
     (of_classes, torch.nn.Softmax(-1), Y),
     ("bce", torch.nn.Sigmoid(), ONE_HOT),
     (torch.nn.MultiLabelSoftMarginLoss(), torch.nn.Sigmoid(), ONE_HOT),
-    ("dice", torch.nn.Sigmoid(), ONE_HOT),
+    *((name, torch.nn.Sigmoid(), ONE_HOT) for name in ("dice", "Tversky")),
+    ("binary_focal_crossentropy", torch.nn.Sigmoid(), ONE_HOT),
+    ("CategoricalFocalCrossentropy", torch.nn.Softmax(-1), ONE_HOT),
 ]
 
 
