@@ -20,6 +20,13 @@ from ipufit.errors import DataError
 from .structure import SampleStructure
 
 _LEAST, _MOST = -(2**31), 2**31 - 1
+_TYPES = frozenset(
+    {
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    }
+)
+"""Types of tensors that an IPU takes, or that are converted to such."""
 
 FrameColumns = Sequence[Optional[Sequence[Any]]]
 """The column names of each leaf of nested arrays; None for leaves without names."""
@@ -96,8 +103,9 @@ def dense_tensor(value: Any, where: str) -> Tensor:
             raise missing_value(f"{where} has {value!r}")
         if not isinstance(value, (bool, int, float)):
             raise DataError(
-                f"{where} has a {type(value).__name__}, {value!r}: use tensors, NumPy "
-                "arrays or numbers."
+                f"{where} has a value of type {type(value).__name__}, {value!r}: use "
+                "tensors, numbers or NumPy arrays, such as numpy.asarray(image), in "
+                "tuples, lists or dicts."
             )
         if isinstance(value, float) and LARGEST_FLOAT32 < abs(value) < math.inf:
             raise _too_large(value, where)
@@ -108,16 +116,19 @@ def dense_tensor(value: Any, where: str) -> Tensor:
             )
         value = torch.as_tensor(value)
     tensor: Tensor = value
-    if str(tensor.dtype) in ("torch.uint16", "torch.uint32", "torch.uint64"):
+    is_dense = tensor.layout == torch.strided and not tensor.is_nested
+    if tensor.is_complex() or not is_dense or tensor.is_meta:
+        kind = "nested" if tensor.is_nested else tensor.layout
+        raise DataError(
+            f"{where} has a tensor of {tensor.dtype}, {kind} on {tensor.device}, which "
+            "an IPU can't take: pass a dense tensor of real numbers."
+        )
+    if tensor.dtype not in _TYPES:
+        kind = "int64" if str(tensor.dtype).startswith("torch.uint") else "float32"
+        way = "Take x.dequantize()" if tensor.is_quantized else f"Convert it to {kind}"
         raise DataError(
             f"{where} has a tensor of {tensor.dtype}, a type that PopTorch doesn't "
-            "have. Convert it to int64."
-        )
-    if tensor.is_complex() or tensor.layout != torch.strided or tensor.is_meta:
-        raise DataError(
-            f"{where} has a tensor of {tensor.dtype}, {tensor.layout} on "
-            f"{tensor.device}, which an IPU can't take: pass a dense tensor of real "
-            "numbers."
+            f"have. {way}."
         )
     return tensor.detach() if tensor.requires_grad else tensor
 

@@ -264,6 +264,11 @@ def failures_explained(module: torch.nn.Module, inputs: Any) -> Iterator[None]:
     except poptorch.Error:
         raise
     except TypeError as error:
+        if "must be Tensor, not str" in str(error):
+            raise DataError(
+                f"{name} failed: {error}. Text is a constant of the program. Encode it "
+                "as numbers, as a tokenizer does."
+            ) from error
         if "invalid data type 'str'" not in str(error):
             raise
         raise DataError(

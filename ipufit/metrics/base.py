@@ -314,14 +314,14 @@ class FunctionMetric(Metric):
             values = self.function(outputs, targets)
         if not isinstance(values, Tensor):
             raise DataError(
-                f"Metric {self.name!r} returns {values!r}, which isn't a tensor. A "
+                f"The metric {self.name!r} returns {values!r}, which isn't a tensor. A "
                 "device traces metrics: compute with torch's operations, without "
                 ".item() or .numpy(), or write an ipufit.StreamedMetric."
             )
         if values.dim() == 0 and weights is not None:
             raise DataError(
-                f"Metric {self.name!r} returns one value for the whole batch, so its "
-                "rows can't be weighted. Let it return one value per sample."
+                f"The metric {self.name!r} returns one value for the whole batch, so "
+                "that its rows can't be weighted. Let it return one value per sample."
             )
         mean = target_means.origin_of(values)
         if mean is not None:
@@ -733,9 +733,16 @@ def matched_targets(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     _check_tensors(outputs=outputs, targets=targets)
     if not is_like(outputs.shape, targets.shape):
+        advice = ""
+        if targets.dim() < outputs.dim() and not targets.is_floating_point():
+            advice = (
+                " For class indices use a metric of classes, such as 'accuracy' or one "
+                "of torchmetrics, or give one-hot targets."
+            )
         raise DataError(
             f"Targets of shape {tuple(targets.shape)} don't fit outputs of shape "
             f"{tuple(outputs.shape)}: this metric needs a target for each output."
+            f"{advice}"
         )
     matched = in_float32(targets)
     return matched if matched.shape == outputs.shape else matched.reshape(outputs.shape)

@@ -123,6 +123,6 @@ def one_number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         raise DataError(
-            f"Metric {name!r} returns {value!r}, which isn't one number. Logs hold one "
-            "number per metric: use an average, or a metric for each number."
+            f"The metric {name!r} returns {value!r}, which isn't one number. Logs hold "
+            "one number per metric: use an average, or a metric for each number."
         ) from None

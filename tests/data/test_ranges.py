@@ -139,6 +139,40 @@ def test_unsigned_types_that_poptorch_lacks_are_refused(dtype):
             compiled().predict(x, verbose=0)
 
 
+@pytest.mark.filterwarnings("ignore:.*(nested tensors|quantized tensor|Sparse CSR)")
+def test_other_tensors_that_poptorch_lacks_are_refused():
+    x = torch.ones(4, 1)
+    made = {
+        "nested": lambda: torch.nested.nested_tensor(list(x)),
+        "dequantize": lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        "float8.* float32": lambda: x.to(torch.float8_e4m3fn),
+        "sparse_csr": lambda: x.to_sparse_csr(),
+    }
+    if not hasattr(torch, "float8_e4m3fn"):  # in newer torch
+        made.pop("float8.* float32")
+    for words, make in made.items():
+        with pytest.raises(DataError, match=rf"has a tensor of .*{words}"):
+            compiled().fit(make(), x, batch_size=4, verbose=0)
+
+
+class Items(torch.utils.data.Dataset):
+    def __init__(self, item):
+        self.item = item
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.item, 0
+
+
+def test_values_that_are_no_numbers_say_what_to_give():
+    with pytest.raises(DataError, match=r"value of type object, .* or NumPy arrays"):
+        compiled().fit(Items(object()), batch_size=4, verbose=0)
+    with pytest.raises(DataError, match="Encode it as numbers, as a tokenizer"):
+        reference.compiled().fit(Items("text"), batch_size=4, verbose=0)
+
+
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5))
 def test_exactly_what_int32_changes_is_refused(numbers):
     model, x = IPUModel(torch.nn.Identity()), torch.tensor(numbers)

@@ -116,6 +116,8 @@ KEPT = torch.arange(24) != 4
 LABELS_RIGHT = float((X > 0).eq(LABELS > 0).float().mean())
 PIXELS_RIGHT = float((IMAGES > 0).eq(MASKS > 0).float().mean())
 F1 = sum(2 * (x * y).sum() / (x + y).sum() for x, y in zip((X > 0).float().T, LABELS.T))
+PAIRS = (X[:, None] > X) & (ONE_HOT[:, None] > ONE_HOT)  # [1s, 0s, classes]
+AREA = float((PAIRS.sum((0, 1)) / (ONE_HOT.sum(0) * (1 - ONE_HOT).sum(0))).mean())
 WEIGHTED = float((WEIGHTS * per_sample(X, CLASSES)).sum() / WEIGHTS.sum())
 
 CASES = [  # what is refused, words, and what the words say, with its value
@@ -193,6 +195,12 @@ CASES = [  # what is refused, words, and what the words say, with its value
         "no higher_is_better as metrics of torchmetrics have. Set it to True, False",
         [lambda: run(LargestIsBetter())],
         float(X.max()),
+    ),
+    (
+        lambda: run("exact_auc", loss="cross_entropy"),
+        "or give one-hot targets",
+        [lambda: run("exact_auc", ONE_HOT, loss="cross_entropy")],
+        AREA,
     ),
     (
         lambda: run("categorical_accuracy"),
