@@ -103,7 +103,7 @@ def dense_tensor(value: Any, where: str) -> Tensor:
             raise missing_value(f"{where} has {value!r}")
         if not isinstance(value, (bool, int, float)):
             raise DataError(
-                f"{where} has a value of type {type(value).__name__}, {value!r}: use "
+                f"{where} has a {type(value).__name__}, {value!r}: use "
                 "tensors, numbers or NumPy arrays, such as numpy.asarray(image), in "
                 "tuples, lists or dicts."
             )

@@ -167,7 +167,7 @@ class Items(torch.utils.data.Dataset):
 
 
 def test_values_that_are_no_numbers_say_what_to_give():
-    with pytest.raises(DataError, match=r"value of type object, .* or NumPy arrays"):
+    with pytest.raises(DataError, match=r"has a object, .* or NumPy arrays"):
         compiled().fit(Items(object()), batch_size=4, verbose=0)
     with pytest.raises(DataError, match="Encode it as numbers, as a tokenizer"):
         reference.compiled().fit(Items("text"), batch_size=4, verbose=0)

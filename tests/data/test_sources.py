@@ -331,7 +331,7 @@ ODD = {
     "shape": ((torch.zeros(3), 1.0), r"has shape \(3,\).*different shapes"),
     "type": ((torch.zeros(2), 1), "is of torch.int64 and sample 0 of"),
     "a tuple": (((torch.zeros(2),) * 2, 1.0), "has a tuple"),
-    "a word": ((torch.zeros(2), "one"), "has a value of type str, 'one'"),
+    "a word": ((torch.zeros(2), "one"), "has a str, 'one'"),
     "parts": ((torch.zeros(2), 1.0, 1, 1), "have 4 parts"),
     "no target": ((torch.zeros(2),), "nests differently from sample 0"),
     "a large number": ((torch.zeros(2), 2**64), f"has {2**64}"),
@@ -369,7 +369,7 @@ def test_a_constant_that_changes_is_named(kind):
         ((torch.zeros(2, 4), 1.0), r"shape \(4,\), and the first had"),
         ((torch.zeros(2, 3).int(), 1.0), "torch.int32"),
         ((torch.zeros(2, 3),), "nests differently from the first"),
-        ((torch.zeros(2, 3), "word"), "nests differently|of type str"),
+        ((torch.zeros(2, 3), "word"), "nests differently|a str"),
     ],
 )
 def test_a_batch_of_a_stream_unlike_the_first_is_refused(batch, message):
