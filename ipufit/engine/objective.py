@@ -149,9 +149,11 @@ def _label_key(values: Any, name: str, position: int, count: int, what: str) -> 
                 "each, or a dict by the outputs' names."
             )
         return position
+    others = [", None"] * (count - 1)
     raise DataError(
         f"The model returns {count} outputs, and the {what} are one tensor: give "
-        "one for each output, in a list or in a dict by name."
+        "one for each output, in a list or in a dict by name. An output without a "
+        f"loss has None, as the others in [y{''.join(others)}]."
     )
 
 
