@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses: by name, torch's modules, users' functions, and label smoothing.
 
-Named losses are torch's losses, and means of functions that metrics use, too.
+`compile(loss="cross_entropy")` takes a name, modules of torch such as `nn.MSELoss()`,
+and functions of outputs and targets. The error of an unknown name lists all names.
 
-All take logits, as torch's losses do, even if the name means probabilities in Keras.
-The class axis is the second, as in torch, and the last for Keras's `..._crossentropy`.
+Named losses are torch's losses, and means of functions that metrics use, too. All take
+logits, as torch's losses do, even if the name means probabilities in Keras. The class
+axis is the second, as in torch, and the last for Keras's `..._crossentropy`.
 """
 
 from __future__ import annotations

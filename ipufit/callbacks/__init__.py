@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks: Keras's hooks and callbacks, History, progress, loggers.
 
-A callback is imported when it is first used. `__init__.pyi` lists them.
+`fit(callbacks=[ipufit.EarlyStopping(patience=3)])` takes them. One of your own is a
+class that derives from `ipufit.Callback`. `dir(ipufit.callbacks)` lists all of them, as
+`__init__.pyi` does.
 """
 
 from __future__ import annotations

@@ -4,9 +4,11 @@
 import ast
 import importlib
 import inspect
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import ipufit
 from tests.interpreters import run_python
@@ -147,3 +149,21 @@ def test_the_emulator_alone_imports_nothing_else_of_ipufit():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="IPUModle"):
         ipufit.IPUModle  # noqa: B018
+
+
+@pytest.mark.parametrize("package", ["callbacks", "losses", "metrics", "optimizers"])
+def test_help_begins_with_code_that_runs(package):
+    text = importlib.import_module(f"ipufit.{package}").__doc__
+    model = ipufit.IPUModel(torch.nn.Linear(2, 3))
+    names = {"ipufit": ipufit, "compile": model.compile, "fit": dict}
+    calls = re.findall(r"`((?:compile|fit|ipufit)[^`]*\))`", text)
+    assert calls
+    for call in calls:
+        eval(call, names)
+
+
+def test_the_error_of_an_unknown_name_lists_all_names():
+    model = ipufit.IPUModel(torch.nn.Linear(2, 3))
+    for kind, known in (("metrics", "acc, "), ("loss", "bce, "), ("optimizer", "adam")):
+        with pytest.raises(ipufit.UnknownNameError, match=f"Known: {known}"):
+            model.compile(**{kind: ["?"] if kind == "metrics" else "?"})
