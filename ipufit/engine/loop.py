@@ -338,6 +338,7 @@ class Inference:
             example=self.batches.example(inputs_only=inputs_only),
             remark=self.remark,
             computation=self.computation,
+            objective=None,
         )
 
     def infer(self, batch: list[Tensor]) -> tuple[list[Tensor], Scalars]:

@@ -228,6 +228,7 @@ class ProgramSpec:
         example: Tensors of a call.
         remark: Text to show after a compilation.
         computation: The computation of the program.
+        objective: Losses and metrics of training; None without training.
     """
 
     module: torch.nn.Module
@@ -238,6 +239,7 @@ class ProgramSpec:
     example: list[Tensor]
     remark: str
     computation: Computation
+    objective: Objective | None
 
     name: ClassVar[str] = "inference"
     """Name of the kind of program, for messages."""
@@ -258,7 +260,7 @@ class ProgramSpec:
     @property
     def loss_modules(self) -> list[torch.nn.Module]:
         """Losses with weights or buffers that the program has copies of."""
-        return []
+        return [] if self.objective is None else self.objective.modules
 
     @property
     def may_be_sharded(self) -> bool:
@@ -270,7 +272,7 @@ class ProgramSpec:
     def step(self, host_values: Sequence[HostValue]) -> Step:
         """Return the module that PopTorch traces."""
         parts = self.module, self.config, self.structure
-        return Step(*parts, host_values, self.computation)
+        return Step(*parts, host_values, self.computation, self.objective)
 
     @cached_property
     def on_host(self) -> HostProgram:
@@ -280,10 +282,10 @@ class ProgramSpec:
         sample = [t[:rows].clone() if t.dim() else t for t in self.example]
         return HostProgram(self.module, self.computation, self.structure, sample)
 
-    def baked_in(self, objective: Objective | None = None) -> BakedInValues:
+    def baked_in(self) -> BakedInValues:
         """Record the values that the code of the program can read now."""
-        call = partial(self.on_host.calls, objective)
-        return BakedInValues(self.module, self.computation.step, objective, call)
+        call = partial(self.on_host.calls, self.objective)
+        return BakedInValues(self.module, self.computation.step, self.objective, call)
 
     def checks(self, step: Step) -> list[Callable[[], None]]:
         """Return functions that refuse weights that an IPU can't hold."""
@@ -343,20 +345,6 @@ class TrainingSpec(ProgramSpec):
     def optimizer(self) -> Any:
         """PopTorch's optimizer."""
         return self.optimization.optimizer
-
-    @property
-    def loss_modules(self) -> list[torch.nn.Module]:
-        """Losses with weights or buffers that the program has copies of."""
-        return self.objective.modules
-
-    def step(self, host_values: Sequence[HostValue]) -> Step:
-        """Return the module that PopTorch traces."""
-        parts = self.module, self.config, self.structure
-        return Step(*parts, host_values, self.computation, self.objective)
-
-    def baked_in(self, objective: Objective | None = None) -> BakedInValues:
-        """Record the values that the code of the program can read now."""
-        return super().baked_in(self.objective)
 
     def module_checks(self) -> list[Callable[[], None]]:
         """Return functions that refuse what a training program would ignore."""
