@@ -94,7 +94,7 @@ def note_maker(result: Any, operation: Operation, place: Place) -> None:
     why = _why_unseen(operation)
     for tensor in differentiable if why else ():
         refuse_gradient(tensor, name, place, why)
-    tensors = [*differentiable, *operation.tensors()]  # also what it changed in place
+    tensors = [*differentiable, *operation.tensors]  # also what it changed in place
     nodes: list[Any] = [tensor.grad_fn for tensor in tensors]
     while nodes:
         node = nodes.pop()

@@ -34,7 +34,7 @@ def composition_of(
     """
     name = operation.name
     parts = PARTS[name]
-    given, tensors = operation.arguments, operation.tensors()
+    given, tensors = operation.arguments, operation.tensors
     if name in ("multi_head_attention_forward", "scaled_dot_product_attention"):
         p = given.get("dropout_p", 0.0) if given.get("training", True) else 0.0
         return parts if p == 1 or (p > 0 and not is_training) else None

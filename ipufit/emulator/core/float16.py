@@ -235,7 +235,7 @@ def rounding_of(operation: Operation) -> str:
     keeps_values = base_name(name) in _KEEPS_VALUES or (
         name == "dropout" and _drops_nothing(operation)
     )
-    is_half = any(tensor.dtype == torch.float16 for tensor in operation.tensors())
+    is_half = any(tensor.dtype == torch.float16 for tensor in operation.tensors)
     return "results" if is_half and not keeps_values else ""
 
 

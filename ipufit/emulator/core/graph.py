@@ -122,12 +122,9 @@ class Operation:
     kwargs: dict[str, Any]
 
     @functools.cached_property
-    def _tensors(self) -> list[Tensor]:
-        return tensors_in((self.args, self.kwargs))
-
     def tensors(self) -> list[Tensor]:
-        """Return the tensors in the nested arguments."""
-        return self._tensors
+        """The tensors in the nested arguments."""
+        return tensors_in((self.args, self.kwargs))
 
     @functools.cached_property
     def arguments(self) -> dict[str, Any]:
@@ -387,7 +384,7 @@ def creates_on_device(operation: Operation) -> bool:
         return bool(device != "cpu")
     if operation.function not in FACTORIES or "device" in operation.kwargs:
         return False
-    return not (operation.function is torch.normal and operation.tensors())
+    return not (operation.function is torch.normal and operation.tensors)
 
 
 def requested_device(operation: Operation) -> Any:

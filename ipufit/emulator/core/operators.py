@@ -84,7 +84,7 @@ class Call(Operation):
     def first(self) -> Any:
         """The argument `input`, or the first tensor."""
         input = self.get("input")
-        return input if isinstance(input, Tensor) else self.tensors()[0]
+        return input if isinstance(input, Tensor) else self.tensors[0]
 
     @property
     def is_half(self) -> bool:
@@ -131,7 +131,7 @@ class Call(Operation):
         """Whether a gradient passes through the operation."""
         tensors = tensors_in(self.result)
         if self.node is None and torch.is_grad_enabled():
-            tensors += self.tensors()  # of PopTorch's tensors only weights require one
+            tensors += self.tensors  # of PopTorch's tensors only weights require one
         return self.is_training and any(tensor.requires_grad for tensor in tensors)
 
     @property

@@ -95,7 +95,7 @@ def refuse_transforms(operation: Operation) -> None:
         Error: The operation is a part of one.
     """
     is_forward_mode = operation.name == "_make_dual"
-    if is_forward_mode or any(map(is_gradtrackingtensor, operation.tensors())):
+    if is_forward_mode or any(map(is_gradtrackingtensor, operation.tensors)):
         raise createPoptorchError(
             "torch.func.grad(), jvp(), vjp() and the like can't be traced: the "
             "compiler makes the backward pass of a training model by itself. An "
@@ -420,6 +420,6 @@ def refuse_arguments(operation: Operation) -> None:
 def is_norm_of_matrices(operation: Operation) -> bool:
     """Return whether a norm isn't of vectors; `torch.norm` takes all elements."""
     dim = operation.arguments.get("dim")
-    rank = operation.tensors()[0].dim() if dim is None else len(as_list(dim))
+    rank = operation.tensors[0].dim() if dim is None else len(as_list(dim))
     is_matrix = operation.name == "linalg_norm" and rank == 2
     return is_matrix or operation.name == "linalg_matrix_norm"

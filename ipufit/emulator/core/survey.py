@@ -268,7 +268,7 @@ class Survey(Report):
         Operations of a named loss aren't recorded: it takes the type of the outputs.
         """
         recording: Any = self.recording
-        wide = [t for t in operation.tensors() if t.dtype == torch.float64]
+        wide = [t for t in operation.tensors if t.dtype == torch.float64]
         is_new = not any(map(recording.is_on_device, wide))
         if is_new and any(t.dtype == torch.float64 for t in tensors_in(result)):
             place, name = self.here(), operation.name

@@ -111,7 +111,7 @@ def with_plain_numbers(operation: Operation, nodes: NodesById) -> Operation:
         (tensor([0., 0., 0., 0.]), tensor(2))
     """
     name, args, kwargs = operation.name, operation.args, operation.kwargs
-    if not any(map(is_whole_number, operation.tensors())):
+    if not any(map(is_whole_number, operation.tensors)):
         return operation
     if name in ("__getitem__", "__setitem__"):
         return _with_plain_index(operation, nodes)
@@ -295,7 +295,7 @@ class Tracer(TorchFunctionMode):
             # In a graph the size becomes a tuple, and `new` of a tuple takes values.
             operation = replace(operation, function=Tensor.new_empty, name="new_empty")
         operation = with_plain_numbers(operation, self.recording.nodes)
-        operands = operation.tensors()
+        operands = operation.tensors
         on_device = [t for t in operands if self.recording.is_on_device(t)]
         is_creating = creates_on_device(operation)
         if not on_device and not is_creating:
@@ -389,7 +389,7 @@ class Tracer(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _run(self, operation: Operation) -> Any:
-        operands = operation.tensors()
+        operands = operation.tensors
         rounding = rounding_of(operation)
 
         def compute() -> Any:
@@ -469,7 +469,7 @@ class Tracer(TorchFunctionMode):
         operation = Operation(function, function.__name__, args, kwargs)
         rounding = rounding_of(operation)
         compute = partial(self.compute, operation, rounding)
-        result, effects = observed(operation.name, operation.tensors(), compute)
+        result, effects = observed(operation.name, operation.tensors, compute)
         if tensors_in(result):
             writes = written_by(operator, args)
             is_operator = effects.is_operator or bool(writes)

@@ -54,7 +54,7 @@ row("arithmetic-narrow", _ARITHMETIC, lambda call: call.result.dtype in _NARROW)
 
 @row("arithmetic-narrow", "maximum minimum max min")
 def arithmetic_narrow_of_two(call: Call) -> Any:
-    is_of_two = len(call.tensors()) == 2
+    is_of_two = len(call.tensors) == 2
     return is_of_two and call.result.dtype in (*_NARROW, torch.bool)
 
 
@@ -90,7 +90,7 @@ row("sign-narrow", _SIGNS, lambda call: call.result.dtype in _NARROW)
 
 @row("logical-of-numbers", "logical_not logical_and logical_or")
 def logical_of_numbers(call: Call) -> Any:
-    return any(tensor.dtype != torch.bool for tensor in call.tensors())
+    return any(tensor.dtype != torch.bool for tensor in call.tensors)
 
 
 @row("bitwise-8-bit", (*_BITWISE, "__invert__", "bitwise_not"), topic="arguments")
@@ -102,7 +102,7 @@ def bitwise_8_bit(call: Call) -> Any:
 
 @row("bitwise-8-bit-number", _BITWISE)
 def bitwise_8_bit_number(call: Call) -> Any:
-    return len(call.tensors()) == 1 and call.result.dtype in _8_BIT
+    return len(call.tensors) == 1 and call.result.dtype in _8_BIT
 
 
 @row("number-beyond-int32", (*_COMPARISONS, *_EQUALITIES, "masked_fill", *_CLAMPS))
@@ -127,7 +127,7 @@ def masked_fill_fraction(call: Call) -> Any:
 
 @row("masked-fill-whole-in-place", "masked_fill")
 def masked_fill_whole_in_place(call: Call) -> Any:
-    is_copying = call.is_in_place or len(call.tensors()) == 3
+    is_copying = call.is_in_place or len(call.tensors) == 3
     return is_copying and call.result.dtype in (torch.int32, torch.int64)
 
 

@@ -91,7 +91,7 @@ def rsub_alpha(call: Call) -> Any:
 @row("add-bool-alpha", "add")
 def add_bool_alpha(call: Call) -> Any:
     is_scaled = call.get("alpha", 1) != 1
-    return is_scaled and all(t.dtype == torch.bool for t in call.tensors())
+    return is_scaled and all(t.dtype == torch.bool for t in call.tensors)
 
 
 @row("addmm-beta", "addmm", is_reported=False)
@@ -105,7 +105,7 @@ def addmm_beta(call: Call) -> Any:
 @row("maximum-ties", "maximum minimum max min", is_reported=False)
 def maximum_ties(call: Call) -> Any:
     function = torch.maximum if call.name.startswith("max") else torch.minimum
-    is_trained_pair = len(call.tensors()) == 2 and call.trains
+    is_trained_pair = len(call.tensors) == 2 and call.trains
     return is_trained_pair and (lambda input, other: _extreme(function, input, other))
 
 
@@ -128,7 +128,7 @@ def clamp_bound_ties(call: Call) -> Any:
                 input = _extreme(function, input, bound)
         return input
 
-    return any(bound.requires_grad for bound in call.tensors()[1:]) and clamp
+    return any(bound.requires_grad for bound in call.tensors[1:]) and clamp
 
 
 @row("clamp-max-tensor", "clamp_max")

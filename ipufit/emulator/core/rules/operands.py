@@ -69,7 +69,7 @@ def cross_negative_dim(call: Call) -> Any:
 @row("copy-broadcast", "copy")
 @row("cross-broadcast", "cross linalg_cross")
 def is_broadcast(call: Call) -> Any:
-    x, other = call.tensors()
+    x, other = call.tensors
     return x.shape != other.shape
 
 
@@ -122,7 +122,7 @@ def in_place_strided_view(call: Call) -> Any:
 
 
 row("log-softmax-0d", "log_softmax", lambda call: call.first.dim() == 0)
-row("l1-loss-0d", "l1_loss", lambda call: not any(t.dim() for t in call.tensors()))
+row("l1-loss-0d", "l1_loss", lambda call: not any(t.dim() for t in call.tensors))
 
 
 @row("pad-gradient", "pad")
@@ -130,7 +130,7 @@ def pad_gradient(call: Call) -> Any:
     return call.trains and call.get("mode") in ("reflect", "replicate")
 
 
-row("tensor-split-tensor", "tensor_split", lambda call: len(call.tensors()) > 1)
+row("tensor-split-tensor", "tensor_split", lambda call: len(call.tensors) > 1)
 row("pad-circular", "pad", lambda call: call.get("mode") == "circular")
 row("argsort-stable", "argsort", lambda call: "stable" in call.kwargs)
 
@@ -162,4 +162,4 @@ def normal_gradient(call: Call) -> Any:
         return mean + std * torch.randn_like(mean + std)
 
     is_of_tensors = call.is_training and not call.is_in_place
-    return is_of_tensors and any(t.requires_grad for t in call.tensors()) and normal
+    return is_of_tensors and any(t.requires_grad for t in call.tensors) and normal

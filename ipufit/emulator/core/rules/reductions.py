@@ -24,7 +24,7 @@ def _keeps(call: Call) -> bool:
 
 def _places(call: Call, dim: Any) -> tuple[int, ...]:
     """Return the reduced dimensions as numbers from 0 on."""
-    rank = max(tensor.dim() for tensor in call.tensors())
+    rank = max(tensor.dim() for tensor in call.tensors)
     dims = as_list(dim) if rank and isinstance(dim, (int, list, tuple)) else []
     return tuple(d % rank for d in dims) or tuple(range(rank))
 
