@@ -99,6 +99,7 @@ class FigureLogger(Callback):
 
     writes_for_all = True
     saved_attributes: ClassVar[Mapping[str, Kind]] = {"updates": count}
+    hears_every: int | None = None
 
     def __init__(self, update_freq: int | str, histogram_freq: int = 0) -> None:
         check_frequency(self, "update_freq", update_freq, "epoch", "batch")
@@ -107,13 +108,8 @@ class FigureLogger(Callback):
         self.histogram_freq = histogram_freq
         self.updates = 0
         every = 1 if update_freq == "batch" else update_freq
-        self._every = every if isinstance(every, int) else None
-        self.reads_batch_logs = self._every is not None
-
-    @property
-    def hears_every(self) -> int | None:
-        """Return the updates between two logs, at which calls end."""
-        return self._every
+        self.hears_every = every if isinstance(every, int) else None
+        self.reads_batch_logs = self.hears_every is not None
 
     write: Callable[[str, Mapping[str, Any], int], None]
 
@@ -124,7 +120,8 @@ class FigureLogger(Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any]) -> None:
         """Count the call's updates, and log metrics every `update_freq` updates."""
         before, self.updates = self.updates, self.run.updates
-        if self._every and self.updates // self._every > before // self._every:
+        every = self.hears_every
+        if every and self.updates // every > before // every:
             self.write("batch", numbers_in(logs), self.updates)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
