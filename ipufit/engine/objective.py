@@ -895,10 +895,8 @@ class BoundObjective(NamedTuple):
             what = f"The loss {loss.name!r}{of_output}"
             for name, function in self.probabilities.items():
                 noted.note(_outputs_by_name(outputs)[name], function)
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(shapes_in_errors(what, part))
-                if self.probabilities:
-                    stack.enter_context(noted)
+            noting = noted if self.probabilities else contextlib.nullcontext()
+            with shapes_in_errors(what, part), noting:
                 term = loss.terms(
                     *(part.output, part.target, rows, part.weights),
                     *(labels.share, part.counted),
