@@ -326,10 +326,11 @@ class Processes:
         """
         if not self.are_several:
             return [value]
-        content = _pickled(value)
+        pickled = bytearray(pickle.dumps(value))
+        content = _kept(torch.frombuffer(pickled, dtype=torch.uint8))
         with self._exchange(what, content.numel()) as (group, sizes):
             contents = _all_gather(group, content, sizes)
-        return [_unpickled(content) for content in contents]
+        return [pickle.loads(content.numpy().tobytes()) for content in contents]
 
     def barrier(self) -> None:
         """Wait until all processes call this."""
@@ -416,15 +417,6 @@ def _all_gather(group: Any, vector: Tensor, sizes: Sequence[int]) -> list[Tensor
     vectors = [_kept(torch.zeros_like(padded)) for _ in sizes]
     dist.all_gather(vectors, padded, group=group)
     return [vector[:size] for vector, size in zip(vectors, sizes)]
-
-
-def _pickled(value: Any) -> Any:
-    content = bytearray(pickle.dumps(value))
-    return _kept(torch.frombuffer(content, dtype=torch.uint8))
-
-
-def _unpickled(content: Tensor) -> Any:
-    return pickle.loads(content.numpy().tobytes())
 
 
 # The group for exchanges: torch.distributed's, with gloo ------------------------------

@@ -311,20 +311,16 @@ class EarlyStopping(MonitorCallback):
             return
         self.wait += 1
         if self.improves(value, self.best):
-            self._keep(epoch, value)
+            self.best, self.best_epoch = value, epoch
+            if self.restore_best_weights:
+                self.best_weights = self.model.get_weights()
+            if self.baseline is None or self.improves(value, self.baseline):
+                self.wait = 0
         elif self.wait >= self.patience and epoch > 0:
             self.stopped_epoch = epoch
             self.run.stop(
                 f"{self.monitor} hasn't improved for {self.wait} epochs (EarlyStopping)"
             )
-
-    def _keep(self, epoch: int, value: float) -> None:
-        self.best = value
-        self.best_epoch = epoch
-        if self.restore_best_weights:
-            self.best_weights = self.model.get_weights()
-        if self.baseline is None or self.improves(value, self.baseline):
-            self.wait = 0
 
     def on_train_end(self, logs: dict[str, Any]) -> None:
         """Restore the best weights if `restore_best_weights` is set."""

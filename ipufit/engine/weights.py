@@ -192,7 +192,7 @@ class Wrappers:
         self._classes = [
             (weight, _ORIGINAL[weight], type(weight)) for weight in weights
         ]
-        self._on_touch: Callable[[], Callable[[], None] | None] = _nobody
+        self._on_touch: Callable[[], Callable[[], None] | None] = lambda: None
         reference = weakref.ref(self)  # PopTorch keeps its classes for good
         for wrapper in {new for _, plain, new in self._classes if new is not plain}:
             _report_touches(wrapper, reference)
@@ -221,10 +221,6 @@ class Wrappers:
         on_touch = self._on_touch()
         if on_touch is not None:
             on_touch()
-
-
-def _nobody() -> None:
-    return None
 
 
 def _report_touches(wrapper: Any, reference: weakref.ReferenceType[Wrappers]) -> None:

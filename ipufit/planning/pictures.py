@@ -66,7 +66,7 @@ class Table(NamedTuple):
             for _, *cells in columns
         ]
         widths = [
-            max(len(cell) if is_number else _longest_word(cell) for cell in cells)
+            max(map(len, cells if is_number else " ".join(cells).split()), default=0)
             for is_number, cells in zip(are_numbers, columns)
         ]
         if sum(widths) + 2 * (len(widths) - 1) > console.width:
@@ -256,10 +256,6 @@ def share_in_words(share: float) -> str:
         ('45.7%', '<0.1%')
     """
     return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
-
-
-def _longest_word(text: str) -> int:
-    return max(map(len, text.split()), default=0)
 
 
 def show(contents: Sequence[Content], console: Console | None = None) -> None:
