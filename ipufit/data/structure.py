@@ -95,7 +95,7 @@ class SampleStructure:
 
     Example:
         >>> structure = SampleStructure(Structure.of({"a": 0}), Structure.of(0))
-        >>> structure.split([1, 2])
+        >>> structure.nested([1, 2]), structure.labels([1, 2])
         ({'a': 1}, Labels(targets=2, weights=None, share=None, counted=None))
     """
 
@@ -152,10 +152,6 @@ class SampleStructure:
     def parts(self) -> tuple[Structure, Structure, Structure]:
         """Structures of the inputs, the targets and the weights."""
         return self.inputs, self.targets, self.weights
-
-    def split(self, tensors: Sequence[Any]) -> tuple[Any, Labels]:
-        """Split the tensors of a batch into nested inputs and labels."""
-        return self.nested(tensors), self.labels(tensors)
 
     def nested(self, tensors: Sequence[Any]) -> Any:
         """Nest the inputs of a batch as the data does."""

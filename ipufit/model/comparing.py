@@ -381,7 +381,7 @@ class _Twins:
         ]
 
     def _source(self, leaves: Sequence[Tensor]) -> Source:
-        inputs, labels = self.structure.split(leaves)
+        inputs, labels = self.structure.nested(leaves), self.structure.labels(leaves)
         targets = labels.targets if self.structure.has_targets else None
         return as_batch(inputs, targets, labels.weights)
 

@@ -308,7 +308,7 @@ def _measured_call(
     """
 
     def call(module: torch.nn.Module, tensors: Sequence[Tensor]) -> Any:
-        inputs, _ = structure.split(tensors)
+        inputs = structure.nested(tensors)
         if steps is None:
             return call_module(module, inputs)
         if is_fit or structure.has_targets:
