@@ -640,12 +640,10 @@ class IPUModel:
         run.coverage = warn_of_coverage(test.options, test.plan, "evaluate")
         with self._runs.running(self, run, callbacks, verbose) as (hooks, display):
             self._planner.last_source = source
-            try:
-                with self._planner.naming_rows_of_fit(test):
-                    test.prepare(display)
-                    test.run(hooks, run)
-            finally:
-                test.batches.close()
+            naming = self._planner.naming_rows_of_fit(test)
+            with contextlib.closing(test.batches), naming:
+                test.prepare(display)
+                test.run(hooks, run)
         return _format_metrics(test.metrics, return_dict)
 
     def predict(
