@@ -734,17 +734,15 @@ def _same_parameter(parameter: Any) -> Any:
 
 
 def resolve_optimizer(
-    optimizer: OptimizerLike,
+    optimizer: Optimizer | torch.optim.Optimizer,
     module: torch.nn.Module,
     counterpart: Counterpart = _same_parameter,
 ) -> torch.optim.Optimizer:
-    """Return the PopTorch optimizer for a name or another optimizer.
-
-    Names take PopTorch's defaults and a learning rate of 0.001 (0.01 for SGD).
+    """Return the PopTorch optimizer for another optimizer.
 
     Args:
-        optimizer: A name, an `ipufit.Optimizer`, a torch optimizer (SGD, Adam, AdamW,
-            RMSprop), or one of `poptorch.optim`, which is used as it is.
+        optimizer: An `ipufit.Optimizer`, a torch optimizer (SGD, Adam, AdamW, RMSprop),
+            or one of `poptorch.optim`, which is used as it is.
         module: The module. An optimizer without parameters gets its parameters.
         counterpart: Maps a parameter of the user's module to the parameter of the
             module's copy. An optimizer of `poptorch.optim` has the copy's parameters
@@ -754,7 +752,6 @@ def resolve_optimizer(
         An optimizer of `poptorch.optim`.
 
     Raises:
-        UnknownNameError: The name is unknown.
         ConfigError: The optimizer has parameters that the module doesn't have.
         UnsupportedError: PopTorch doesn't have the optimizer or one of its settings.
 
@@ -764,8 +761,6 @@ def resolve_optimizer(
         >>> resolve_optimizer(adam, module).param_groups[0]["lr"]
         0.02
     """
-    if isinstance(optimizer, str):
-        optimizer = Optimizer(optimizer)
     if isinstance(optimizer, Optimizer):
         return optimizer.bind(module)
     if isinstance(optimizer, (tuple, list, dict)):
