@@ -236,7 +236,7 @@ class R2Score(_VarianceShare):
 
         The value is NaN for fewer than two samples, and a dict without an average.
         """
-        rows, count, (y, _), (yy, errors) = _unpacked(sums, 2, 2)
+        rows, count, (y, _), (yy, errors) = _unpacked(sums, 2)
         count = count.masked_fill(rows.lt(2), float("nan"))
         spread = comoment(y, y, yy, count)
         shares = _shares(errors, spread, count)
@@ -273,7 +273,7 @@ class ExplainedVariance(_VarianceShare):
 
     def result(self, sums: Tensor) -> float:
         """Average over outputs; constant targets score 1 or 0 as in `R2Score`."""
-        _, count, (y, d), (yy, dd) = _unpacked(sums, 2, 2)
+        _, count, (y, d), (yy, dd) = _unpacked(sums, 2)
         left = comoment(d, d, dd, count)
         return float(_shares(left, comoment(y, y, yy, count), count).mean())
 
@@ -306,7 +306,7 @@ class PearsonCorrelation(Metric):
 
     def result(self, sums: Tensor) -> float:
         """Average over outputs; NaN if outputs or targets are constant."""
-        _, count, (x, y), (xx, yy, xy) = _unpacked(sums, 2, 3)
+        _, count, (x, y), (xx, yy, xy) = _unpacked(sums, 3)
         spread = comoment(x, x, xx, count) * comoment(y, y, yy, count)
         # Not `comoment`, which would round a small covariance to 0.
         values = (xy - x * y / count) / torch.sqrt(spread)
@@ -373,17 +373,17 @@ def _packed(counts: Tensor, *limbs: Tensor) -> Tensor:
 
 
 def _unpacked(
-    sums: Tensor, num_sums: int, num_products: int
+    sums: Tensor, num_products: int
 ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-    """Compute rows, weights, sums and sums of products, each `[K]`, from limbs."""
-    lengths = [3 * len(UNITS)] * (1 + num_sums) + [5 * len(UNITS)] * num_products
+    """Compute rows, weights, two sums and sums of products, each `[K]`, from limbs."""
+    lengths = [3 * len(UNITS)] * 3 + [5 * len(UNITS)] * num_products
     rows, *limbs = torch.split(
         sums.to(torch.float64).reshape(1 + sum(lengths), -1), [1, *lengths]
     )
     count, *moments = (
         _total(part.reshape(-1, len(UNITS), part.shape[1])) for part in limbs
     )
-    return rows[0], count, moments[:num_sums], moments[num_sums:]
+    return rows[0], count, moments[:2], moments[2:]
 
 
 def _total(limbs: Tensor) -> Tensor:
