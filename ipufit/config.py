@@ -137,14 +137,10 @@ def _built_in(value: Any) -> Any:
 # Checks of single values --------------------------------------------------------------
 
 
-def _are_names(value: Any) -> bool:
+def _check_names(name: str, value: Any) -> None:
     names = [value] if isinstance(value, str) else value
     is_listed = isinstance(names, (tuple, list)) and bool(names)
-    return is_listed and all(isinstance(name, str) and name for name in names)
-
-
-def _check_names(name: str, value: Any) -> None:
-    if not _are_names(value):
+    if not is_listed or not all(isinstance(one, str) and one for one in names):
         words = "'auto', 'off'" if name == "recompute" else "'norm', 'loss'"
         refuse(name, value, f"{words}, or names or patterns of submodules")
 
