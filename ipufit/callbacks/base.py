@@ -32,8 +32,16 @@ from ipufit._arguments import (
     refuse,
     shown,
 )
+from ipufit._hints import hint
 from ipufit._kinds import are_numbers, fields
-from ipufit.errors import ConfigError, DamagedCheckpointError, do_all, refuse_foreign
+from ipufit.errors import (
+    ConfigError,
+    DamagedCheckpointError,
+    IpufitWarning,
+    do_all,
+    refuse_foreign,
+    warn,
+)
 from ipufit.state import RunState, span
 
 CallbackLike = Union["Callback", Iterable[Any], None]
@@ -80,6 +88,20 @@ class Callback(ArgumentRepr):
     writes_for_all: ClassVar[bool] = False
     reads_batch_logs: bool = True
     model: Any = None
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Warn of methods with almost the name of a hook, which nothing calls."""
+        super().__init_subclass__(**keywords)
+        for name in vars(cls):
+            if not name.startswith("on_") or hasattr(Callback, name):
+                continue
+            advice = hint("Callback", name)
+            close = difflib.get_close_matches(name, _HOOKS, n=1, cutoff=0.85)
+            if close and not advice:
+                advice = f"Did you mean {close[0]!r}?"
+            if advice:
+                what = f"{cls.__name__}.{name} is no hook, so that nothing calls it."
+                warn(f"{what} {advice}", IpufitWarning)
 
     @cached_property
     def run(self) -> RunState:

@@ -216,3 +216,24 @@ def test_unknown_hooks_are_refused():
         LambdaCallback(close=print)
     with pytest.raises(ConfigError, match="on_epoch_end=3: use a function"):
         LambdaCallback(on_epoch_end=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "hook"),
+    [
+        ("on_epoch_ends", "on_epoch_end"),
+        ("on_train_bach_end", "on_train_batch_end"),
+        ("on_train_epoch_end", "on_epoch_end"),  # Lightning's
+        ("on_validation_end", "on_test_end"),
+        ("on_step_end", "on_train_batch_end"),  # transformers'
+        ("on_fit_start", "on_train_begin"),
+    ],
+)
+def test_a_method_that_is_no_hook_is_said_when_its_class_is_made(name, hook):
+    with pytest.warns(IpufitWarning, match=rf"Mine\.{name} is no hook.*{hook}\b"):
+        type("Mine", (Callback,), {name: lambda self, *_: None})
+
+
+@pytest.mark.parametrize("name", [*HOOKS, "on_plateau", "on_tick", "_on_epoch_ends"])
+def test_hooks_and_other_methods_are_not(name):
+    assert type("Mine", (Callback,), {name: lambda self, *_: None})()
