@@ -134,13 +134,13 @@ class UnknownNameError(IpufitError, ValueError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        advice = _advice(kind, name, names)
+        advice = advise(kind, name, names)
         advice = f" {advice}" if advice else ""
         shown = ", ".join(names) or "none"
         super().__init__(f"Unknown {kind} {name!r}.{advice} Known: {shown}.")
 
 
-def _advice(
+def advise(
     place: str, name: str, known: Iterable[str], way: str = "", cutoff: float = 0.6
 ) -> str:
     """Return advice for an unknown name: its hint, `way`, or the nearest known name."""
@@ -168,7 +168,7 @@ def unknown_attribute(
     """
     is_private = name.startswith("_")
     public = [n for n in known if not (is_private or n.startswith("_"))]
-    advice = _advice(place, name, public, f"Write {way}." if way else "", cutoff=0.8)
+    advice = advise(place, name, public, f"Write {way}." if way else "", cutoff=0.8)
     end = f". {advice}" if advice else ""
     return AttributeError(f"{what} has no attribute {name!r}{end}")
 
@@ -469,7 +469,7 @@ def suggesting(function: FunctionT, called: str = "") -> FunctionT:
             if name in names:
                 continue
             way = f"Write {_TAKER_OF[name]}." if name in _TAKER_OF else ""
-            advice = _advice(name_shown, name, names, way)
+            advice = advise(name_shown, name, names, way)
             if not advice and is_inherited:
                 advice = f"It takes {', '.join(sorted(names - {'self'}))}."
             if advice:

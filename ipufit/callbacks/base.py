@@ -32,12 +32,12 @@ from ipufit._arguments import (
     refuse,
     shown,
 )
-from ipufit._hints import hint
 from ipufit._kinds import are_numbers, fields
 from ipufit.errors import (
     ConfigError,
     DamagedCheckpointError,
     IpufitWarning,
+    advise,
     do_all,
     refuse_foreign,
     warn,
@@ -95,10 +95,7 @@ class Callback(ArgumentRepr):
         for name in vars(cls):
             if not name.startswith("on_") or hasattr(Callback, name):
                 continue
-            advice = hint("Callback", name)
-            close = difflib.get_close_matches(name, _HOOKS, n=1, cutoff=0.85)
-            if close and not advice:
-                advice = f"Did you mean {close[0]!r}?"
+            advice = advise("Callback", name, _HOOKS, cutoff=0.85)
             if advice:
                 what = f"{cls.__name__}.{name} is no hook, so that nothing calls it."
                 warn(f"{what} {advice}", IpufitWarning)
