@@ -478,7 +478,7 @@ def _like(targets: Tensor, outputs: Tensor) -> Tensor:
         raise DataError(
             f"targets of shape {tuple(targets.shape)} don't fit outputs of shape "
             f"{tuple(outputs.shape)}: this loss compares them one by one, so only axes "
-            f"of size 1 may differ{advice}"
+            f"of size 1 may differ{advice}."
         )
     return targets.to(outputs.dtype).reshape(outputs.shape)
 

@@ -1086,7 +1086,8 @@ def _advice_on_targets(cause: str, part: LabeledOutput) -> str:
                 "on axis 1, as torch's losses: use 'cross_entropy'."
             )
         return ""
-    if "only batches of spatial targets" in cause and 1 in target.shape[1:2]:
+    are_of_classes = "only batches of spatial targets", "multi-target not supported"
+    if any(words in cause for words in are_of_classes) and 1 in target.shape[1:2]:
         return ". Leave out the axis of classes in the targets: y.squeeze(1)."
     are_classes = any(words in cause for words in _ARE_CLASSES)
     is_bool = "bool" in shapes_of(target)

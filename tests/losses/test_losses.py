@@ -1044,13 +1044,14 @@ def test_a_focal_loss_learns_from_samples_beside_perfect_ones(loss, gamma):
             "last axis.* on axis 1.* use 'cross_entropy'",
         ),
         (nn.CrossEntropyLoss(), (4, 2, 3, 1), r"Leave out the axis .*y\.squeeze\(1\)"),
+        (nn.CrossEntropyLoss(), (4, 6), r"Leave out the axis .*y\.squeeze\(1\)"),
     ],
 )
 def test_classes_on_another_axis_have_a_way_out(loss, shape, advice):
     model = IPUModel(nn.Unflatten(1, shape[1:]))
     model.compile("sgd", loss)
     targets = torch.zeros(4, 3, dtype=torch.long)
-    targets = targets[:, None, :, None] if len(shape) == 4 else targets
+    targets = {2: targets[:, :1], 3: targets, 4: targets[:, None, :, None]}[len(shape)]
     with pytest.raises(DataError, match=advice):
         model.evaluate(torch.rand(4, 6), targets, verbose=0)
 
