@@ -23,7 +23,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from ipufit._arguments import check_number, shown
+from ipufit._arguments import check_number, refuse, shown
 from ipufit._poptorch import poptorch
 from ipufit._tree import is_record, leaves_of, map_tensors, parts_of, without
 from ipufit.data.structure import Labels
@@ -1196,8 +1196,10 @@ def _weights(loss_weights: Any, loss: Any) -> dict[OutputKey, float]:
     losses = _key_by_output(loss, are_listed=True)
     for key, weight in weights.items():
         if weight is not None:
-            place = "" if key is None else f"[{key!r}]"
-            check_number(f"loss_weights{place}", weight, least=0)
+            place = "loss_weights" if key is None else f"loss_weights[{key!r}]"
+            if isinstance(weight, str):
+                refuse(place, weight, "a number; names of metrics go to metrics=[...]")
+            check_number(place, weight, least=0)
             weights[key] = float(weight)
     is_short = isinstance(loss_weights, (tuple, list)) and len(weights) != len(losses)
     if list(losses) != [None] and (is_short or not weights.keys() <= losses.keys()):

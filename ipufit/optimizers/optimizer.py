@@ -763,9 +763,11 @@ def resolve_optimizer(
     """
     if isinstance(optimizer, Optimizer):
         return optimizer.bind(module)
-    if isinstance(optimizer, (tuple, list, dict)):
+    parts = list(optimizer.values()) if isinstance(optimizer, dict) else optimizer
+    kinds = (str, Optimizer, torch.optim.Optimizer)
+    if isinstance(parts, (tuple, list)) and all(isinstance(p, kinds) for p in parts):
         raise UnsupportedError(
-            f"optimizer has several optimizers ({len(optimizer)}), and a program has "
+            f"optimizer has several optimizers ({len(parts)}), and a program has "
             "one. Use parameter groups for parts of the module with other settings: "
             "torch.optim.AdamW([{'params': model.head.parameters(), 'lr': 1e-3}, ...])."
         )
@@ -774,7 +776,7 @@ def resolve_optimizer(
         raise UnsupportedError(
             f"optimizer={shown(optimizer)} is neither a name ({', '.join(CLASSES)}) "
             "nor an ipufit.Optimizer, nor an optimizer made with the module's "
-            "parameters."
+            "parameters. Settings belong to ipufit.Optimizer('adam', 0.001)."
         )
     for name, kind in ((_DECOUPLED, "AdamW"), ("centered", "RMSprop")):
         values = [group[name] for group in optimizer.param_groups if name in group]

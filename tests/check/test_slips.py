@@ -241,6 +241,22 @@ def test_two_loaders_are_training_and_validation():
             compiled().fit(data, data, verbose=0)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("mse", "adam"), "Write compile(optimizer='adam', loss="),
+        (("adam", "accuracy"), "Write compile(metrics=['accuracy'])"),
+        (("adam", "mse", ["mae"]), "names of metrics go to metrics=["),
+        ((("adam", 0.1), "mse"), "ipufit.Optimizer('adam', "),
+        (({"name": "adam", "lr": 0.1}, "mse"), "ipufit.Optimizer('adam', "),
+        ((["adam", "sgd"], "mse"), "several optimizers (2)"),
+    ],
+)
+def test_arguments_of_compile_in_other_places_are_told_theirs(arguments, words):
+    with pytest.raises(IpufitError, match=re.escape(words)):
+        compiled().compile(*arguments)
+
+
 def test_functions_of_scikit_learn_and_classes_are_refused_by_compile():
     sklearn = pytest.importorskip("sklearn.metrics")
     for function in (sklearn.f1_score, sklearn.log_loss):
