@@ -149,11 +149,13 @@ def _label_key(values: Any, name: str, position: int, count: int, what: str) -> 
                 "each, or a dict by the outputs' names."
             )
         return position
-    others = [", None"] * (count - 1)
+    every = ", ".join("abcdefgh"[:count])
+    none = ", ".join(["a", *["None"] * (count - 1)])
     raise DataError(
         f"The model returns {count} outputs, and the {what} are one tensor: give "
-        "one for each output, in a list or in a dict by name. An output without a "
-        f"loss has None, as the others in [y{''.join(others)}]."
+        "one for each output, in a list or in a dict by name. A dataset's item is "
+        f"(x, [{every}]), and a third part is the weight. An output without a loss "
+        f"has None, as in [{none}]."
     )
 
 

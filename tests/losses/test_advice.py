@@ -152,7 +152,7 @@ WAYS_OUT = {  # outputs; the loss, the targets: refused, and as advised; words
         lambda h: (h, h),
         ("mse",),
         (ONE_HOT, [ONE_HOT, ONE_HOT]),
-        r"one for each output, in a list or .* others in \[y, None\]\.",
+        r"one for each output, in a list or .*item is \(x, \[a, b\]\).* \[a, None\]\.",
     ),
     "a missing name": (
         lambda h: {"a": h, "b": h},
