@@ -73,6 +73,7 @@ default_role = "name"
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["messages.js"]
 html_title = f"ipufit {release}"
 html_copy_source = False
 html_show_sphinx = False

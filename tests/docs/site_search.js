@@ -38,12 +38,14 @@ const scripts = [
   "_static/language_data.js",
   "_static/searchtools.js",
   "searchindex.js",
+  "_static/messages.js",
 ];
 for (const script of scripts) {
   const file = path.join(site, script);
   if (!fs.existsSync(file)) continue;
   vm.runInContext(fs.readFileSync(file, "utf8"), page, { filename: script });
 }
+vm.runInContext("findMessages()", page); // as when a browser has loaded the page
 page.queries = queries;
 const found = vm.runInContext(
   "queries.map((query) => Search._performSearch(...Search._parseQuery(query)))",

@@ -212,6 +212,17 @@ def test_the_first_result_answers_the_question(site):
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node isn't installed")
+def test_a_message_leads_to_the_page_on_errors_whatever_names_it_has(site):
+    text = (ROOT / "docs/reference/errors.md").read_text("utf-8")
+    messages = re.findall(r"^```text\n(.*?)```", text, flags=re.M | re.S)
+    mine = [re.sub(r"'x'|'cubed'|city|\b\d+\b", "mynamexyz", m) for m in messages]
+    long = [message for message in mine if len(message.split()) > 14]
+    assert len(long) > 10
+    results = results_of(site, long)
+    assert [m for m, r in zip(long, results) if "reference/errors" not in r[:2]] == []
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node isn't installed")
 def test_a_name_leads_to_its_entry(site):
     results = first_results(site, ["IPUConfig", "EarlyStopping", "xyzzyqwv"])
     assert results[:2] == [
