@@ -123,7 +123,7 @@ class Slope(torch.nn.Module):
 
 
 @pytest.mark.parametrize("way", ["autograd", "jvp", "vjp", "grad"])
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.:DeprecationWarning")  # torch's
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.")  # torch's own
 def test_a_derivative_in_training_names_two_ways(way):
     model = IPUModel(Slope(way), IPUConfig(micro_batch_size=4))
     model.compile("sgd", "mse")

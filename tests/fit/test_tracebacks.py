@@ -188,7 +188,7 @@ def test_causes_that_have_no_line_of_the_user_s_show_no_frames():
     with pytest.raises(DataError) as caught:
         fit(callbacks=[Retrying()])()
     _, lines = shown(caught.value)
-    assert "RuntimeError: mat1 and mat2" in "".join(lines)
+    assert "mat1 and mat2" in "".join(lines)
     assert sum(" File " in line and __file__ not in line for line in lines) <= (
         2 * (sys.version_info < (3, 11))
     )
