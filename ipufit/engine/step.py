@@ -365,11 +365,15 @@ def _check_arguments(
                 f"it is a target, name it, y={unknown[0]!r}, in predict() too; else "
                 f"take it out of the samples.{nest}"
             ) from None
+        are_numbers = [isinstance(x, Tensor) and x.dim() == 1 for x in by_place]
+        row = ""
+        if len(are_numbers) > 1 and all(are_numbers):
+            row = " A list of numbers is an input for each: torch.tensor(row) is one."
         raise DataError(
             f"{kind}.forward{signature} doesn't take the inputs that are given "
             f"({passed}): {error}. A dict of inputs gives arguments by name, such as "
             "dict(frame) of the columns of a frame; a tuple or list by place. A "
-            "dataset's item has them in its first part: ((a, b), target)."
+            f"dataset's item has them in its first part: ((a, b), target).{row}"
         ) from None
 
 

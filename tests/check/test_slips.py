@@ -322,6 +322,23 @@ def test_columns_without_an_axis_say_what_to_give(join):
     model.fit((X[:, 0][:, None], X[:, 1][:, None]), Y, 8, verbose=0)
 
 
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __len__(self):
+        return len(Y)
+
+    def __getitem__(self, index):
+        return self.kind(X[index].tolist()), int(Y[index])
+
+
+def test_lists_of_numbers_in_a_dataset_say_how_they_are_one_input():
+    with pytest.raises(DataError, match=r"\(3 by place\).*torch\.tensor\(row\) is one"):
+        compiled().fit(Rows(list), batch_size=8, verbose=0)
+    compiled().fit(Rows(torch.tensor), batch_size=8, verbose=0)
+
+
 def test_an_index_of_pythons_is_no_class_that_is_missing():
     with pytest.raises(DataError, match=r"list index out of range$"):
         compiled(Columns(lambda a, b: [a, b][2])).fit((X, X), Y, 8, verbose=0)
