@@ -58,11 +58,16 @@ class TorchMetric(StreamedMetric):
                 "False or None."
             )
         super().__init__(name or snake_case(kind))
-        self.torch_metric = metric
+        self._metric = metric
         self._has_rows = False
         if getattr(metric, "ignore_index", 0) is None:
             self.ignore_index = IGNORED_INDEX
         self.direction = _DIRECTIONS.get(metric.higher_is_better)
+
+    @property
+    def torch_metric(self) -> Any:
+        """The object of torchmetrics."""
+        return self._metric
 
     def update(self, outputs: Any, targets: Any, weights: Tensor | None = None) -> None:
         """Update the object with a batch, without rows of weight 0."""
@@ -71,24 +76,24 @@ class TorchMetric(StreamedMetric):
         if not rows_of(outputs):
             return
         self._has_rows = True
-        device = getattr(self.torch_metric, "device", None)
+        device = getattr(self._metric, "device", None)
         outputs, targets = tree_map(
             lambda leaf: _as_expected(leaf, device), _same_shape(outputs, targets)
         )
         if self.ignore_index is not None:
-            self.torch_metric.ignore_index = self.ignore_index
-        self.torch_metric.update(outputs, targets)
+            self._metric.ignore_index = self.ignore_index
+        self._metric.update(outputs, targets)
 
     def result(self) -> float:
         """Compute the object's value; NaN without samples."""
         if not self._has_rows:
             return float("nan")
-        return one_number(self.name, self.torch_metric.compute())
+        return one_number(self.name, self._metric.compute())
 
     def reset(self) -> None:
         """Reset the object."""
         self._has_rows = False
-        self.torch_metric.reset()
+        self._metric.reset()
 
 
 def is_torch_metric(item: Any) -> bool:

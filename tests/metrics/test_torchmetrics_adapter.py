@@ -9,7 +9,13 @@ import pytest
 import sklearn.metrics
 import torch
 
-from ipufit import ConfigError, IPUConfig, IPUModel
+from ipufit import (
+    ConfigError,
+    IPUConfig,
+    IPUModel,
+    ModelCheckpoint,
+    load_checkpoint,
+)
 from ipufit.errors import DataError, UnsupportedError
 from ipufit.metrics import TorchMetric, resolve_metric, resolve_metrics
 from tests.metrics.harness import COUNT, figure, labels, scores
@@ -47,6 +53,17 @@ def test_it_is_shown_batches_and_asked_for_the_figure():
     metric.reset()
     assert recorded.resets == 1
     assert np.isnan(metric.result())
+
+
+def test_a_checkpoint_has_no_tensors_of_it(tmp_path):
+    """Some have a network, whose weights would be text among the run's settings."""
+    metric = Recorded()
+    metric.weights = torch.arange(1000.0)
+    model = IPUModel(torch.nn.Linear(3, 1))
+    model.compile("sgd", "mse", metrics=[metric])
+    keeper = ModelCheckpoint(tmp_path / "kept")
+    model.fit(torch.ones(4, 3), torch.ones(4, 1), 4, verbose=0, callbacks=[keeper])
+    assert "999.0" not in str(load_checkpoint(tmp_path / "kept").state)
 
 
 def test_it_has_no_other_weights():
