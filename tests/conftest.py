@@ -29,9 +29,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 SEED = 20230601
 GRACE_SECONDS = 30.0
-LASTING = ("tqdm._monitor",)
+LASTING = ("tqdm._monitor", "torch._inductor.compile_worker.subproc_pool")
 """Modules whose threads go on to the end of Python: the monitor of tqdm, by which
-PopTorch shows compilations."""
+PopTorch shows compilations, and the compilers that some torches start at an import."""
 
 
 class TorchRandom:
