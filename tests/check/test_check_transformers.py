@@ -51,7 +51,8 @@ def labels():
     return torch.randint(0, 2, (ROWS,))
 
 
-def network(kind, purpose, **settings):
+def network(kind, purpose, attn_implementation="eager", **settings):
+    settings["attn_implementation"] = attn_implementation
     config = getattr(transformers, f"{kind}Config")(**settings)
     return getattr(transformers, f"{kind}For{purpose}")(config)
 
