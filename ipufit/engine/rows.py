@@ -92,8 +92,8 @@ def check_rows(
             )
             way = "return batched tensors only, or leave this one out in eval mode."
             # A GRU's state has samples on axis 1: some rows for each micro-batch.
-            first, second, *_ = *output.shape, 0, 0
-            if first < num_rows and second and first * second % num_rows == 0:
+            rows = output.shape[:2].numel() if output.dim() > 1 else 0
+            if rows and output.shape[0] < num_rows and rows % num_rows == 0:
                 way = (
                     "return it with the samples' axis first, as in "
                     "output.transpose(0, 1)."

@@ -559,7 +559,8 @@ def unread_masks() -> Iterator[None]:
     torch 2.1 and newer compare the values of masks, which aren't there in a trace.
     torch 2.0.1, that of IPUs, does so by `torch.equal`, which is False then.
     """
-    finds = getattr(transformer, "_detect_is_causal_mask", None)
+    name = "_detect_is_causal_mask"
+    finds = getattr(transformer, name, None)
     if finds is None:
         yield
         return
@@ -569,11 +570,11 @@ def unread_masks() -> Iterator[None]:
     ) -> bool:
         return is_causal is True
 
-    transformer._detect_is_causal_mask = is_said_causal
+    setattr(transformer, name, is_said_causal)
     try:
         yield
     finally:
-        transformer._detect_is_causal_mask = finds
+        setattr(transformer, name, finds)
 
 
 _INDEXING_ESCAPES = torch.__version__.startswith("2.0.")
