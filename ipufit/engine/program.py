@@ -180,7 +180,7 @@ _OUT_OF_RANGE = re.compile(
     r"(?<!Dimension )(?<!list index )(?<!tuple index )out of (range|bounds)"
     "|index.* invalid|Class values must"
 )
-"""What torch says of an index that isn't there, and not of the number of axes."""
+"""Messages of torch about an index out of range, but none about a dimension."""
 
 
 def _refuse_index(
