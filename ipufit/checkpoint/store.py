@@ -391,9 +391,9 @@ class CheckpointStore:
             listed: _Checkpoints = []
             names: list[str] = []
             is_stale = False
-            if self.directory.is_dir():
-                with os.scandir(self.directory) as entries:
-                    names = [entry.name for entry in entries if entry.is_dir()]
+            unless_gone = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+            with unless_gone, os.scandir(self.directory) as entries:
+                names = [entry.name for entry in entries if entry.is_dir()]
             for name in sorted(filter(_NAME.fullmatch, names)):
                 path = self.directory / name
                 try:

@@ -83,7 +83,8 @@ def find_checkpoint(
         if found is not None:
             with naming(found):
                 check_has_run(found)
-    runs = processes().gathered(None if found is None else found.state["run"])
+        # Before process 0 gives the directories back, and deletes those it has made.
+        runs = processes().gathered(None if found is None else found.state["run"])
     odd = [index for index, run in enumerate(runs) if run != runs[0]]
     if odd:
         where = ["none" if run is None else f"update {run['updates']}" for run in runs]

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("unsynced")
 STARTS = 100
 GENERATIONS = 30
 SECONDS = 60
-READS = ("open", "readv", "listdir", "lstat", "stat", "fstat")
+READS = ("open", "readv", "listdir", "lstat", "scandir", "stat", "fstat")
 WRITES = ("mkdir", "open", "replace", "unlink", "rmdir")
 
 
@@ -158,6 +158,27 @@ def test_what_is_deleted_meanwhile_is_missing_and_not_damaged(
         if len(taken) <= begin_at:
             break
     assert missing > 3
+
+
+@pytest.mark.parametrize("read", ["all", "latest", "best", "load_latest"])
+def test_a_directory_that_is_deleted_meanwhile_has_no_checkpoint(
+    tmp_path, monkeypatch, read
+):
+    store, number = CheckpointStore(tmp_path / "store"), 0
+    found, has_begun = [], True
+    while has_begun:
+        path = store.save(sample(number), epoch=0, update=number, metric=1.0)
+
+        def clear(step, begin_at=number):
+            if step == begin_at:
+                store.clear()
+
+        with before_steps(monkeypatch, clear) as taken:
+            found.append(getattr(store, read)())
+        has_begun = len(taken) > number
+        number += 1
+    assert not any(found[:3])
+    assert str(path) in str(found[-1])
 
 
 def of_store(path):
