@@ -89,6 +89,7 @@ class Source:
         self.columns: Sequence[Sequence[Any] | None] = ()
         self.first_row = 0
         self._loss_of_labels: Mapping[int, str] = {}
+        self._taken_from: tuple[Any, Any, Tensor | None] | None = None
 
     def first(self) -> list[Tensor]:
         """Return the leaves of the first sample, which is read only once."""
@@ -96,8 +97,35 @@ class Source:
             self._first = list(self.dataset[0])
         return list(self._first)
 
+    def take_from(self, dataset: Any) -> None:
+        """Remember the user's map-style dataset, which has to keep its samples."""
+        base, rows = arrays_behind(dataset) or (None, None)
+        self._taken_from = dataset, getattr(base, "tensors", None), rows
+
     def begin_epoch(self) -> None:
-        """Called before the first call of an epoch or an evaluation."""
+        """Called before the first call of an epoch or an evaluation.
+
+        Raises:
+            DataError: The user's dataset has other samples than when the run began.
+        """
+        if self._taken_from is None:
+            return
+        dataset, tensors, rows = self._taken_from
+        news = ""
+        if len(dataset) != self.num_samples:
+            news = f"{self.num_samples} samples when the run began, and {len(dataset)}"
+        elif self.is_in_memory:
+            base, now = arrays_behind(dataset) or (None, None)
+            if getattr(base, "tensors", None) is not tensors:
+                news = "other tensors when the run began than"
+            elif rows is not None and (now is None or not torch.equal(now, rows)):
+                news = "other indices when the run began than"
+        if news:
+            raise DataError(
+                f"`{self.name}` had {news} now, which this run can't go on with. Pass "
+                "a DataLoader of it, which asks it anew in each epoch; or change it "
+                "between two runs."
+            )
 
     def end_epoch(self) -> None:
         """Called after the last call of an epoch or an evaluation."""

@@ -318,11 +318,15 @@ def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> Source:
         if rows is None or all(leaf.dtype != torch.float64 for leaf in leaves):
             where = f"A sample of `{name}`"
             tensors = [arrays.checked_tensor(leaf, where) for leaf in leaves]
-            return in_memory(tensors, structure, name, rows)
+            source = in_memory(tensors, structure, name, rows)
+            source.take_from(dataset)
+            return source
     structure = SampleStructure.of(parts_of(dataset[0]))
     flat = FlatDataset(dataset, parts_of, structure, name)
     flat[0]  # bad samples are refused here, not in the middle of a run
-    return Source(structure, num_samples, name, flat)
+    source = Source(structure, num_samples, name, flat)
+    source.take_from(dataset)
+    return source
 
 
 def _from_samples(
