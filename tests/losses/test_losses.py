@@ -1181,3 +1181,22 @@ def test_noisy_labels_are_taken():
     model = IPUModel(nn.Linear(3, 1))
     model.compile("sgd", nn.BCEWithLogitsLoss())
     model.fit(torch.rand(8, 3), 0.7 + torch.rand(8) / 2, batch_size=4, verbose=0)
+
+
+@pytest.mark.parametrize("delta", [0.5, 1.0, 2.0])
+def test_the_advice_for_a_huber_loss_has_its_numbers(delta):
+    x, y = torch.linspace(-4, 4, 12)[:, None], torch.zeros(12, 1)
+
+    def advised(outputs, targets):
+        return delta * F.smooth_l1_loss(outputs, targets, beta=delta)
+
+    values = []
+    for loss in (nn.HuberLoss(delta=delta), advised):
+        model = IPUModel(nn.Linear(1, 1, bias=False))
+        torch.nn.init.ones_(model.module.weight)
+        model.compile("sgd", loss)
+        values.append(model.evaluate(x, y, verbose=0)["loss"])
+        said = str(model.check(x, y, batch_size=4))
+        advice = "delta * smooth_l1_loss(x, y, beta=delta)"
+        assert (advice in said) is (loss is not advised)
+    assert values == pytest.approx([nn.HuberLoss(delta=delta)(x, y).item()] * 2)
