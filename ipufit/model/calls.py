@@ -408,11 +408,13 @@ class CallPlanner:
             sizes: tuple[int, ...] = ()
             if total is not None:
                 sizes = self._nearest_batch_sizes(total, plan, training.choice)
-            other = f", or batch_size={' or '.join(map(str, sizes))}" if sizes else ""
+            ways = [f"batch_size={' or '.join(map(str, sizes))}"] if sizes else []
+            if not training.metrics.objective.owns_loss:  # else padding would count
+                ways.insert(0, "drop_last='pad', as Keras does")
+            advice = f" To train on all of them: {', or '.join(ways)}." if ways else ""
             warn_in_first_process(
                 f"fit() leaves out {batches.num_dropped}{of} samples in every epoch, "
-                f"because they don't fill {whole}. To train on all of them: "
-                f"drop_last='pad', as Keras does{other}.",
+                f"because they don't fill {whole}.{advice}",
                 DroppedRowsWarning,
             )
         if batches.num_empty_updates:

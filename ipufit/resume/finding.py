@@ -77,8 +77,9 @@ def find_checkpoint(
         else:
             raise ConfigError(
                 "resume='auto' goes on from the checkpoints of a callback, and no "
-                "callback keeps checkpoints. Add BackupAndRestore(directory), or pass "
-                "a path."
+                "callback keeps checkpoints in a directory of its own. Add "
+                "BackupAndRestore(directory) or ModelCheckpoint(directory, keep=2), or "
+                "pass the path of a checkpoint."
             )
         if found is not None:
             with naming(found):

@@ -465,3 +465,37 @@ def test_a_wrapped_module_trains_as_the_module(wrapper):
         each.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
     assert list(model.module.state_dict()) == list(plain.state_dict())
     reference.assert_same_weights(model.module, plain)
+
+
+class LossOfItsOwn(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(X.shape[1], 1)
+
+    def forward(self, x):
+        return {"loss": self.layer(x).square().mean()}
+
+
+def own_loss():
+    model = IPUModel(LossOfItsOwn())
+    model.compile("sgd")
+    return model, (X,)
+
+
+def own_step():
+    model = IPUModel(torch.nn.Linear(X.shape[1], 1))
+    model.compile("sgd", step=lambda module, x: module(x).square().mean())
+    return model, (X,)
+
+
+@pytest.mark.parametrize("make", [own_loss, own_step])
+@pytest.mark.parametrize(
+    ("size", "advice"), [(20, "To train on all of them: batch_size=16"), (31, "$")]
+)
+def test_padding_is_not_advised_where_the_loss_cannot_take_it(make, size, advice):
+    model, data = make()
+    count = 32 if size == 20 else 31 + 6  # 37 is a prime number
+    data = [torch.cat([part, part])[:count] for part in data]
+    with pytest.warns(DroppedRowsWarning, match=rf"fill .*\. ?{advice}") as caught:
+        model.fit(*data, batch_size=size, verbose=0)
+    assert "pad" not in str(caught[0].message)

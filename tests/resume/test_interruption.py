@@ -414,6 +414,9 @@ def test_resuming_automatically_needs_a_callback_that_saves(tmp_path):
     scenario = Scenario()
     with pytest.raises(ConfigError, match="BackupAndRestore"):
         scenario.fit(scenario.model(), resume="auto")
+    each = ModelCheckpoint(tmp_path / "each-{epoch}")
+    with pytest.raises(ConfigError, match=r"directory of its own.*or pass the path"):
+        scenario.fit(scenario.model(), [each], resume="auto")
     with pytest.raises(ConfigError, match="no checkpoint"):
         scenario.fit(scenario.model(), resume=tmp_path)
     fitted = scenario.model()
