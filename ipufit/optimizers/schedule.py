@@ -827,7 +827,8 @@ class OptimizerMirror(Setter):
         self._copied = values
 
     def _values(self) -> list[dict[str, Any]]:
-        names = ("lr", "momentum", "betas", "weight_decay", "eps", "alpha")
+        names = ["lr", "momentum", "betas", "weight_decay", "eps", "alpha"]
+        names += ["dampening", "nesterov"]
         return [
             {name: plain(group[name]) for name in names if name in group}
             for group in self.source.param_groups

@@ -451,6 +451,35 @@ def test_what_the_program_has_as_a_constant_cannot_be_followed():
         model.fit(X, Y, **FIT)
 
 
+FOLLOWED = {
+    "SGD": {"momentum": 0.5, "weight_decay": 0.1, "nesterov": True, "dampening": 0.3},
+    "AdamW": {"betas": (0.5, 0.6), "weight_decay": 0.3, "eps": 0.01},
+    "RMSprop": {"alpha": 0.5, "momentum": 0.2, "weight_decay": 0.1, "eps": 0.01},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in FOLLOWED for name in FOLLOWED[kind]]
+)
+def test_each_setting_of_the_user_s_own_optimizer_is_followed(kind, name):
+    module = reference.network()
+    own = {"weight_decay": 0.01} if kind == "AdamW" else {"momentum": 0.9}
+    given = getattr(torch.optim, kind)(module.parameters(), lr=0.1, **own)
+    model, twin = reference.compiled(module, optimizer=given), reference.network()
+    model.fit(X, Y, epochs=1, **FIT)
+    other = reference.compiled(
+        twin, optimizer=getattr(torch.optim, kind)(twin.parameters(), lr=0.1, **own)
+    )
+    other.fit(X, Y, epochs=1, **FIT)
+    given.param_groups[0][name] = FOLLOWED[kind][name]
+    other.optimizer.param_groups[0][name] = FOLLOWED[kind][name]
+    unchanged = reference.weights(twin)
+    model.fit(X, Y, epochs=1, **FIT)
+    other.fit(X, Y, epochs=1, **FIT)
+    reference.assert_same_weights(module, twin)
+    assert not torch.equal(unchanged["0.weight"], reference.weights(twin)["0.weight"])
+
+
 def test_the_newest_of_both_counts():
     module = reference.network()
     given = torch.optim.SGD(module.parameters(), lr=0.4)
