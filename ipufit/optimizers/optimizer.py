@@ -34,7 +34,14 @@ from typing import (
 
 import torch
 
-from ipufit._arguments import ArgumentRepr, check_instance, check_number, shown
+from ipufit._arguments import (
+    ArgumentRepr,
+    check_flags,
+    check_instance,
+    check_number,
+    refuse,
+    shown,
+)
 from ipufit._kinds import anything, check_saved, dict_of
 from ipufit._modules import parameters_of, path_of
 from ipufit._poptorch import poptorch
@@ -676,11 +683,32 @@ class Optimizer(ArgumentRepr):
                 "Optimizer('adamw') has bias_correction=False, which PopTorch takes "
                 "and ignores. Leave it out; 'lamb' has it."
             )
+        self._check_kinds()
         if "velocity_scaling" in self.settings and not self._is_combined:
             raise ConfigError(
                 f"{self._who} has velocity_scaling, which counts only with "
                 "use_combined_accum=True."
             )
+
+    def _check_kinds(self) -> None:
+        """Refuse settings of another kind than PopTorch's default for them."""
+        weights = [torch.nn.Parameter(torch.zeros(1))]
+        plain: Any = _class_in_poptorch(self.name)(weights, lr=1.0)
+        defaults = {"velocity_scaling": 1.0, **vars(plain), **plain.defaults}
+        for name, value in self.settings.items():
+            default = defaults.get(name)
+            if isinstance(default, bool):
+                check_flags(self._who, **{name: value})
+            elif isinstance(default, (int, float)):
+                check_number(name, value, of=self._who, is_finite=False)
+            elif isinstance(default, tuple):  # betas
+                count = len(default)
+                if not isinstance(value, tuple) or len(value) != count:
+                    instead = f"a tuple of {count} numbers, as in {default}"
+                    refuse(name, value, instead, self._who)
+                for index, part in enumerate(value):
+                    of_part = f"{name}[{index}]"
+                    check_number(of_part, part, of=self._who, least=0, below=1)
 
     @property
     def _is_combined(self) -> bool:

@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import math
 import pickle
+import re
 import types
 
 import numpy as np
@@ -132,8 +133,26 @@ REFUSED = [
         ("adamw", {"no_decay": "bias", "weight_decay": 0}, "but no weight decay"),
         ("adam", {"no_decay": "norm"}, "Pass weight_decay, or leave no_decay out"),
         ("lamb", {"no_trust_ratio": [1]}, "has 1 in no_trust_ratio"),
-        ("adamw", {"betas": (0.5, 1.5)}, r"can't have these settings: .*1\.5"),
-        ("adamw", {"betas": 0.5}, "can't have these settings"),
+        ("adamw", {"betas": (0.5, 1.5)}, r"betas\[1\]=1\.5: .* 0 or more and below 1"),
+        *[
+            (name, {"betas": betas}, f"betas={re.escape(repr(betas))}: {a_pair}")
+            for a_pair in [r"use a tuple of 2 numbers, as in \(0\.9, 0\.999\)\."]
+            for name in ("adam", "adamw", "lamb")
+            for betas in (0.5, (0.5,), (0.5, 0.9, 0.9), "0.5", torch.ones(2) / 2)
+        ],
+        ("adam", {"betas": ("a", 0.9)}, r"betas\[0\]='a': use a number"),
+        ("adam", {"eps": torch.tensor(1e-8)}, r"eps=tensor\(.*\): use a number\."),
+        ("adam", {"eps": np.float32(1e-8)}, r"eps=.*: use Python's number"),
+        ("lamb", {"max_weight_norm": "a"}, "max_weight_norm='a': use a number"),
+        ("lamb", {"bias_correction": "no"}, "bias_correction='no': use True or False"),
+        ("rmsprop", {"alpha": (0.9, 0.9)}, "alpha=.*: use a number"),
+        ("rmsprop", {"centered": "no"}, "centered='no': use True or False"),
+        ("rmsprop", {"use_tf_variant": 2}, "use_tf_variant=2: use True or False"),
+        ("sgd", {"momentum": True}, "momentum=True: use a number"),
+        ("sgd", {"dampening": "x"}, "dampening='x': use a number"),
+        ("sgd", {"nesterov": "no"}, "nesterov='no': use True or False"),
+        ("sgd", {"use_combined_accum": "no"}, "accum='no': use True or False"),
+        ("sgd", {"velocity_scaling": "2"}, "velocity_scaling='2': use a number"),
         ("adamw", {"eps": -1}, "can't have these settings: .*-1"),
         ("adamw", {"accum_type": torch.float64}, "these settings: .*float64"),
         ("adamw", {"learning_rate": 0.1, "lr": 0.1}, r"lr\. .* which was given, too"),
