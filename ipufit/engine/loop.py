@@ -38,6 +38,7 @@ from ipufit.engine.objective import (
     OWN_LOSS,
     BoundObjective,
     Computation,
+    Objective,
     dominant_labels,
 )
 from ipufit.engine.program import (
@@ -410,6 +411,7 @@ class Evaluation(Inference):
     _bound: BoundObjective | None = field(default=None, init=False)  # to their outputs
     _seen: tuple[int, Tensor] = field(init=False)  # number of rows there, their sums
     _is_checked: bool = field(init=False)  # that losses and metrics are no sums
+    _is_finite: bool = field(default=True, init=False)  # each loss so far
 
     def prepare(self, display: ProgressDisplay) -> None:
         """Attach the program; refuse it if it reports neither loss nor scalars."""
@@ -496,10 +498,26 @@ class Evaluation(Inference):
                 break
         self._count_waiting()
         self.metrics.gather()
-        logs = self.named(self.metrics.logs())
+        logs = self.metrics.logs()
+        self._warn_if_not_finite(logs.get("loss", 0.0), run)
+        logs = self.named(logs)
         hooks.on_test_end(dict(logs))
         run.metrics = outer
         return logs
+
+    def _warn_if_not_finite(self, loss: float, run: RunState) -> None:
+        """Warn once in a fit, and not if the loss of its training was NaN before."""
+        if math.isfinite(loss) or not (self._is_finite and run.is_finite):
+            return
+        if not self.metrics.samples or self.metrics.is_loss_empty:
+            return
+        self._is_finite, source = False, self.batches.source
+        advice = source.first_not_finite() or (
+            f"{_cause_of_nan(self.metrics.objective)}Look for NaN, infinite and large "
+            "values in the data and in the weights."
+        )
+        text = f"The loss of `{source.name}` is {loss}. {advice.rstrip()}"
+        warn_in_first_process(text, NonFiniteLossWarning)
 
     def names(self, trained: MetricState) -> set[str]:
         """Return the metrics' names that are known before the first call."""
@@ -832,22 +850,27 @@ def _warn_if_not_finite(training: Training, run: RunState, first: int) -> None:
     at = next(i for i, loss in enumerate(losses) if not math.isfinite(loss))
     is_known = len(losses) == training.plan.device_iterations
     where = f"{first + at}" if is_known else f"{first} or one of its call"
-    objective, cause = training.metrics.objective, ""
-    if objective.owns_loss:
-        cause = (
-            "In a step or forward, cross_entropy of a micro-batch whose targets are "
-            "all ignored (-100) is NaN: divide its sum by their number, at least 1. "
-        )
-    elif any(loss.takes_probabilities for _, loss in objective.losses):
-        cause = (
-            "BCELoss is NaN unless all outputs are above 0 and below 1: "
-            f"{TO_PROBABILITIES}. "
-        )
+    source, objective = training.batches.source, training.metrics.objective
     warn(
         f"The training loss is {losses[at]} in epoch {run.epoch + 1}, at update "
         f"{where}. The weights are probably lost. "
-        f"{training.batches.source.first_not_finite()}{cause}Lower the learning "
+        f"{source.first_not_finite()}{_cause_of_nan(objective)}Lower the learning "
         "rate, or look for NaN, infinite and large values in the data. `ipufit check` "
         "names operators that make NaN on a device.",
         NonFiniteLossWarning,
     )
+
+
+def _cause_of_nan(objective: Objective) -> str:
+    """Return a sentence on what makes a loss of this kind NaN; "" if it is unknown."""
+    if objective.owns_loss:
+        return (
+            "In a step or forward, cross_entropy of a micro-batch whose targets are "
+            "all ignored (-100) is NaN: divide its sum by their number, at least 1. "
+        )
+    if any(loss.takes_probabilities for _, loss in objective.losses):
+        return (
+            "BCELoss is NaN unless all outputs are above 0 and below 1: "
+            f"{TO_PROBABILITIES}. "
+        )
+    return ""

@@ -246,3 +246,38 @@ def test_a_loss_that_is_no_number_is_reported_and_not_hidden(bad):
     assert not math.isfinite(history.history["loss"][0])
     assert not math.isfinite(history.history["mae"][0])
     assert {warning.filename for warning in caught} == {__file__}
+
+
+def of_validation(model, x, y):
+    sets = {"a": (x, y), "b": (X, Y)}
+    model.fit(X, Y, 4, epochs=3, validation_data=sets, verbose=0)
+
+
+EVALUATED = {
+    "evaluate": lambda model, x, y: model.evaluate(x, y, verbose=0),
+    "a batch": lambda model, x, y: model.test_on_batch(x, y),
+    "a validation": of_validation,
+}
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("part", ["inputs", "targets"])
+def test_an_evaluation_warns_once_of_a_loss_that_is_no_number(part, bad, name):
+    data = {"inputs": X.clone(), "targets": Y.clone()}
+    data[part][5] = bad
+    message = rf"The loss of `.+` is \w+\. `.+` has \d .* its {part}, .* row 5 at"
+    with pytest.warns(NonFiniteLossWarning, match=message) as caught:
+        EVALUATED[name](make_model(), data["inputs"], data["targets"])
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_a_validation_after_a_training_that_lost_the_weights_does_not_warn_again():
+    x = X.clone()
+    x[5] = math.nan
+    model = make_model()
+    with pytest.warns(NonFiniteLossWarning) as caught:
+        model.fit(x, Y, 4, validation_data=(X, Y), verbose=0)
+    assert len(caught) == 1
+    with pytest.warns(NonFiniteLossWarning, match="nan. Look for .* in the weights"):
+        model.evaluate(X, Y, verbose=0)
