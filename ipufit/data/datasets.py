@@ -172,6 +172,17 @@ class Source:
             )
         return ""
 
+    def row_of_target(self, value: float) -> int | None:
+        """Return the first row of arrays in memory that has a target; None if none."""
+        if isinstance(self.dataset, ArrayDataset):
+            rows, first = self.dataset.rows, self.structure.num_inputs
+            end = first + self.structure.targets.num_leaves
+            for tensor in self.dataset.tensors[first:end]:
+                found = (tensor if rows is None else tensor[rows]).eq(value).nonzero()
+                if len(found):
+                    return self.first_row + int(found[0][0])
+        return None
+
     def require_targets(self, purpose: str) -> None:
         """Refuse samples without targets, and targets or weights that aren't numbers.
 

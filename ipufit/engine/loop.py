@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TypeVar
@@ -23,6 +24,7 @@ from ipufit._tree import leaves_of, map_tensors, tree_map
 from ipufit.batching import BatchPlan, Choice
 from ipufit.callbacks import CallbackList, ProgressDisplay
 from ipufit.data.calls import Call, InferenceBatches, TrainingBatches, pad
+from ipufit.data.datasets import Source
 from ipufit.data.random_state import HostRandomState, set_random_state
 from ipufit.data.streams import StreamSource
 from ipufit.data.structure import Labels
@@ -143,11 +145,12 @@ class Training:
             is_scheduled: False to leave learning rates and the count of updates
                 unchanged.
         """
-        updates = self.plan.device_iterations
+        updates, source = self.plan.device_iterations, self.batches.source
         if is_scheduled:
             with span("optimizer"):
                 self.optimization.before_call()
-        sums, outputs = self.train(call.batch)
+        with naming_data(source):
+            sums, outputs = self.train(call.batch)
         if is_scheduled:
             with span("optimizer"):
                 self.optimization.after_call(updates)
@@ -157,7 +160,9 @@ class Training:
         with span("metrics"):
             self.metrics.add(sums)
             self.metrics.note_refused_target(
-                sums, partial(self._zeros_and_labels, call)
+                sums,
+                partial(self._zeros_and_labels, call),
+                partial(naming_data, source),
             )
             if outputs is not None:
                 self._stream(outputs, call)
@@ -282,15 +287,22 @@ class Training:
             self.metrics.stream(*widened_all(cut(outputs, is_taken), taken))
 
 
+_TARGET = re.compile(r"\b[Tt]arget (-?[0-9.e+]+)(?: is out of bounds|, and takes)")
+"""A target in a message of torch's or a metric's."""
+
+
 @contextlib.contextmanager
-def naming_data(name: str) -> Iterator[None]:
-    """Add the name of validation data to errors of its shapes and values."""
+def naming_data(source: Source) -> Iterator[None]:
+    """Add the name of validation data, and a target's row, to errors of the data."""
     try:
         yield
     except DataError as error:
-        if name == "x" or name in str(error):
+        target, name = _TARGET.search(str(error)), source.name
+        row = source.row_of_target(float(target[1])) if target else None
+        if (row is None and name == "x") or f"`{name}`" in str(error):
             raise
-        raise DataError(f"{error} (In `{name}`.)") from error.__cause__
+        place = f"`{name}`" if row is None else f"row {row} of `{name}`"
+        raise DataError(f"{error} (In {place}.)") from error.__cause__
 
 
 @dataclass(eq=False)
@@ -575,7 +587,7 @@ class Evaluation(Inference):
 
     def _add_rows(self, program: Inference, call: Call) -> None:
         batch, is_real = call.batch, program.batches.is_real(call)
-        with naming_data(self.batches.source.name):
+        with naming_data(self.batches.source):
             outputs, scalars = program.infer(batch)
         plan = program.batches.plan_of_samples
         returned = returned_rows(program.options, plan)
@@ -621,7 +633,7 @@ class Evaluation(Inference):
         outputs, labels = widened_all(map_tensors(Tensor.contiguous, outputs), labels)
         objective = self.metrics.objective
         with contextlib.ExitStack() as stack:
-            stack.enter_context(naming_data(self.batches.source.name))
+            stack.enter_context(naming_data(self.batches.source))
             stack.enter_context(torch.no_grad())
             for loss in objective.modules:
                 stack.enter_context(mode(loss, training=False))
@@ -637,7 +649,11 @@ class Evaluation(Inference):
                 self._bound, outputs, labels, num_rows, terms, {}
             )
         self.metrics.adopt(self._bound.metrics, entries)
-        self.metrics.note_refused_target(vector, lambda: (outputs, labels))
+        self.metrics.note_refused_target(
+            vector,
+            lambda: (outputs, labels),
+            partial(naming_data, self.batches.source),
+        )
         return vector
 
     def _add_scalars(self, scalars: Scalars, counts: Sequence[int]) -> None:
@@ -690,7 +706,7 @@ class Validations:
     def prepare(self, display: ProgressDisplay) -> None:
         """Compile the programs, or take those that are kept."""
         for validation in self.sets:
-            with naming_data(validation.batches.source.name):
+            with naming_data(validation.batches.source):
                 validation.prepare(display)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import (
     Any,
     Callable,
+    ContextManager,
     Dict,
     Iterator,
     Mapping,
@@ -432,7 +433,10 @@ class MetricState:
         self._sums = self._partial[-1].clone()
 
     def note_refused_target(
-        self, vectors: Tensor, rows: Callable[[], tuple[Any, Labels]]
+        self,
+        vectors: Tensor,
+        rows: Callable[[], tuple[Any, Labels]],
+        naming: Callable[[], ContextManager[None]],
     ) -> None:
         """Note a target that a metric refuses, for the error that `logs` raises.
 
@@ -443,6 +447,7 @@ class MetricState:
             vectors: As for `add`.
             rows: Returns outputs, whose values don't matter, and the labels of the
                 rows.
+            naming: Adds the place of the target to the error.
         """
         if not self._metrics or self._refusal is not None:
             return
@@ -454,7 +459,7 @@ class MetricState:
             is_ours = type(bound.metric).__module__.startswith("ipufit.")
             if is_ours and isinstance(bound.metric, Metric):
                 try:
-                    with naming_targets(bound.name):
+                    with naming(), naming_targets(bound.name):
                         bound.add(outputs, labels, real_rows(labels))
                 except DataError as error:
                     self._refusal = str(error)

@@ -600,7 +600,7 @@ class CallPlanner:
                 training,
                 beside=[other for other in sources.values() if other is not source],
             )
-            with naming_data(source.name):
+            with naming_data(source):
                 validation = self.evaluation(source, arguments)
             validation.prefix = f"{name}_" if name else ""
             planned.append(validation)

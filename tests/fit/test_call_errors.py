@@ -69,3 +69,25 @@ def test_the_message_has_the_range_of_the_integers(method, at):
     ) as e:
         METHODS[method](model, labels(at), labels())
     assert "Dim 0" not in str(e.value)
+
+
+SOURCES = {
+    "arrays": lambda x, y: (x, y),
+    "a dataset": lambda x, y: (torch.utils.data.TensorDataset(x, y), None),
+}
+
+
+@pytest.mark.parametrize("value", [9, -3])
+@pytest.mark.parametrize("metrics", [None, ["accuracy"], ["f1"]])
+@pytest.mark.parametrize("loss", ["cross_entropy", lambda x, y: x.sum(1)])
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_message_has_the_row_of_a_target(source, loss, metrics, value):
+    if callable(loss) and metrics is None:
+        return
+    data = SOURCES[source](labels(), labels(9, value))
+    for method in ("fit", "evaluate"):
+        model = embedding(IPUConfig())
+        model.compile("sgd", loss, metrics=metrics)
+        message = rf"arget {value}\b.*\(In row 9 of `x`\.\)$"
+        with pytest.raises(DataError, match=message):
+            METHODS[method](model, *data)

@@ -309,7 +309,7 @@ SPLIT = {
     "a class that isn't there": (
         "cross_entropy",
         9,
-        r"out of bounds.*\(In `validation_split`",
+        r"out of bounds.*\(In row 20 of `validation_split`\.\)$",
     ),
     "a number that is no label": (
         "bce",
@@ -331,7 +331,7 @@ def test_errors_of_a_split_have_its_name_and_rows_of_the_whole(name):
 
 
 def test_a_class_that_only_validation_data_has_is_said_to_be_there():
-    with pytest.raises(DataError, match=r"out of bounds.*\(In `validation_data`"):
+    with pytest.raises(DataError, match=r"bounds.*\(In row . of `validation_data`"):
         compiled().fit(X, Y, batch_size=4, validation_data=(X, Y + 9), verbose=0)
 
 
