@@ -13,13 +13,22 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
 
+
+def list_of(things: str) -> list[str]:
+    """Return words that people look for a list by."""
+    return [things, f"available {things}", f"list of {things}", f"which {things}"]
+
+
 KEYWORDS = {
     "changelog": ["changelog", "release notes", "breaking changes"],
     "concepts/batch": ["batch size", "micro-batch"],
     "concepts/calls": ["device iterations", "steps per execution"],
     "concepts/limits": ["limitations", "unsupported", "derivative", "pinn"],
     "glossary": ["glossary", "terms"],
-    "how-to/callbacks": ["callbacks", "verbose", "progress bar", "early stopping"],
+    "how-to/callbacks": [
+        *list_of("callbacks"),
+        *("verbose", "progress bar", "early stopping"),
+    ],
     "how-to/check": ["check", "unsupported operator"],
     "how-to/data": ["data", "dataset", "dataloader", "generator"],
     "how-to/encoder-decoder": ["seq2seq", "encoder-decoder", "teacher forcing"],
@@ -45,10 +54,13 @@ KEYWORDS = {
     "questions/sigmoid": ["sigmoid", "softmax", "from_logits"],
     "reference/config": ["config", "gradient accumulation"],
     "reference/errors": ["errors", "error messages"],
-    "reference/losses": ["loss", "losses"],
-    "reference/metrics": ["metrics", "list of metrics", "accuracy"],
+    "reference/losses": ["loss", *list_of("losses")],
+    "reference/metrics": [*list_of("metrics"), "accuracy"],
     "reference/operators": ["operators"],
-    "reference/optimizers": ["optimizer", "learning rate", "scheduler", "schedule"],
+    "reference/optimizers": [
+        *list_of("optimizers"),
+        *("optimizer", "learning rate", "scheduler", "schedule"),
+    ],
     "tutorial": [
         "quickstart",
         "quick start",

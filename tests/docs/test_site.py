@@ -133,6 +133,8 @@ def test_each_example_has_a_card(site):
 
 
 KEYWORDS = {
+    "available callbacks": "how-to/callbacks",
+    "available metrics": "reference/metrics",
     "batch size": "concepts/batch",
     "callbacks": "how-to/callbacks",
     "changelog": "changelog",
@@ -150,6 +152,7 @@ KEYWORDS = {
     "hyperparameter": "how-to/hyperparameters",
     "install": "install",
     "learning rate": "reference/optimizers",
+    "list of losses": "reference/losses",
     "list of metrics": "reference/metrics",
     "loss": "reference/losses",
     "metrics": "reference/metrics",
@@ -170,6 +173,7 @@ KEYWORDS = {
     "U-Net": "how-to/segmentation",
     "unet": "how-to/segmentation",
     "verbose": "how-to/callbacks",
+    "which optimizers": "reference/optimizers",
 }
 """Words that people look for, and the page that the first three results must have."""
 
