@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import reprlib
 import warnings
@@ -164,15 +165,27 @@ def _from_numpy(array: Any, where: str) -> Tensor:
     try:
         if array.dtype.kind not in "biuf":
             raise TypeError("it holds no numbers")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writ")
-            return torch.from_numpy(np.asarray(array, order="C"))
+        array = np.asarray(array, order="C")
+        if not array.flags.writeable:
+            _hush_torch()
+        return torch.from_numpy(array)
     except (TypeError, ValueError) as error:
         raise DataError(
             f"{where} has an array of {array.dtype}, which torch can't hold ({error}). "
             "Convert it to float32 or int64; names of classes to their numbers, as "
             "with numpy.unique(names, return_inverse=True)."
         ) from None
+
+
+@functools.lru_cache(maxsize=None)
+def _hush_torch() -> None:
+    """Hide torch's warning of an array that can't be written to, which comes once.
+
+    Only once, because Python shows all warnings again after `catch_warnings`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(np.broadcast_to(np.zeros(1), 1))
 
 
 def _is_missing(value: Any) -> bool:

@@ -84,6 +84,7 @@ def choose_updates_per_call(
     plan: BatchPlan,
     arguments: FitArguments,
     options: Callable[[], poptorch.Options],
+    metric_bytes: Callable[[HostProgram], int],
 ) -> Choice:
     """Decide how many updates a call of training makes.
 
@@ -103,6 +104,7 @@ def choose_updates_per_call(
         plan: The factors of a call.
         arguments: Arguments of the `fit`.
         options: Returns the options of a call of one update.
+        metric_bytes: Returns the host bytes of a micro-batch's metric sums.
     """
     number = arguments.updates_per_call or config.updates_per_call
     if number is not None:
@@ -162,7 +164,7 @@ def choose_updates_per_call(
     # What a call holds, and how long it takes.
     rows, weights = plan.samples_per_update, host_calls.num_weights(module)
     program = module, objective.evaluated, source.structure
-    large = HostProgram(*program, source.example(1)).metric_bytes(objective)
+    large = metric_bytes(HostProgram(*program, source.example(1)))
     of_metrics = (_METRIC_BYTES + large) * plan.micro_batches_per_call
     held = rows * host_calls.bytes_of(source.first()) + of_metrics
     most[

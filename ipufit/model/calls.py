@@ -7,7 +7,16 @@ import contextlib
 import re
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    TypeVar,
+)
 
 import torch
 
@@ -59,6 +68,7 @@ if TYPE_CHECKING:
     from ipufit.planning.memory import Device
     from ipufit.planning.plan import ModelPlan
 
+T = TypeVar("T")
 
 _SIZE = r"(?<!float)(?<!int)(?<![0-9])[0-9]+"
 """A number in a message, but none of a dtype."""
@@ -100,6 +110,7 @@ class CallPlanner:
     def _forget(self) -> None:
         """Reset the choices that depend on the settings of the last `compile`."""
         self._output_sizes: list[tuple[Any, OutputSize | None]] = []
+        self._metric_sizes: list[tuple[Any, int]] = []
         self._compared_modes: list[SampleStructure] = []  # outputs of both modes fit
         self._options: dict[tuple[str, BatchPlan, str], poptorch.Options] = {}
 
@@ -277,7 +288,9 @@ class CallPlanner:
             batch_size = source.batch_size
         plan = config.training_plan(batch_size, own_stages(self.module, config))
         facts = self.module, config, settings, self.processes, source, plan, arguments
-        choice = choose_updates_per_call(*facts, partial(self._training_options, plan))
+        choice = choose_updates_per_call(
+            *facts, partial(self._training_options, plan), self._metric_bytes
+        )
         if choice.value != plan.device_iterations:
             plan = replace(plan, device_iterations=choice.value)
         return plan, choice
@@ -647,11 +660,13 @@ class CallPlanner:
 
     def _output_size(self, on_host: HostProgram) -> OutputSize | None:
         """Return the size of a program's results, measured once for data of a shape."""
-        shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in on_host.example]
-        key = on_host.computation, on_host.structure, shapes
-        if all(known_key != key for known_key, _ in self._output_sizes):
-            self._output_sizes.append((key, on_host.output_size()))
-        return next(size for known, size in self._output_sizes if known == key)
+        return _once(self._output_sizes, on_host, on_host.output_size)
+
+    def _metric_bytes(self, on_host: HostProgram) -> int:
+        """Return the bytes of metrics, measured once for data of a shape."""
+        objective = self.require_compiled().objective
+        measure = partial(on_host.metric_bytes, objective)
+        return _once(self._metric_sizes, on_host, measure)
 
     @contextlib.contextmanager
     def naming_rows_of_fit(self, inference: Inference) -> Iterator[None]:
@@ -678,6 +693,17 @@ class CallPlanner:
                 f"batch_size={trained} for each replica, or "
                 f"IPUConfig(micro_batch_size={trained})."
             ) from error.__cause__
+
+
+def _once(
+    known: list[tuple[Any, T]], on_host: HostProgram, measure: Callable[[], T]
+) -> T:
+    """Return what is known of a program with data of a shape, or measure it."""
+    shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in on_host.example]
+    key = on_host.computation, on_host.structure, shapes
+    if all(known_key != key for known_key, _ in known):
+        known.append((key, measure()))
+    return next(size for known_key, size in known if known_key == key)
 
 
 def _config_of_items(config: IPUConfig, source: Source) -> IPUConfig:

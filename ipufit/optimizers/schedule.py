@@ -914,9 +914,13 @@ class TorchScheduler(Setter):
     def step(self, *, updates: int = 0, epochs: int = 0) -> None:
         """Step the scheduler once per update or epoch, and copy changed values."""
         source, times = self._mirror.source, epochs if self._per_epoch else updates
-        with warnings.catch_warnings():
-            # A copied scheduler isn't linked to the copied optimizer.
-            warnings.filterwarnings("ignore", "Seems like `optimizer.step")
+        with contextlib.ExitStack() as stack:
+            # A copied scheduler isn't linked to the copied optimizer, of which torch
+            # warns in the first step. Python shows all warnings again after a catch.
+            parts = _list_schedulers(self._scheduler)
+            if any(getattr(part, "_step_count", 1) == 1 for part in parts):
+                stack.enter_context(warnings.catch_warnings())
+                warnings.filterwarnings("ignore", "Seems like `optimizer.step")
             for _ in range(times):
                 # Schedulers warn if the optimizer was never stepped. The device has
                 # made the step, so an empty step is made here.

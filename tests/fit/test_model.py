@@ -394,6 +394,36 @@ def test_samples_that_do_not_fill_a_call_are_counted():
     assert history.coverage == "training on 27 of 32 samples"  # 1 in 10 or more
 
 
+def read_only(tensor):
+    array = tensor.numpy().copy()
+    array.setflags(write=False)
+    return array
+
+
+LOOPED = {
+    "tensors": (lambda: (X, Y), {}),
+    "arrays": (lambda: (X.numpy(), Y.numpy()), {}),
+    "arrays that can't be written to": (lambda: (read_only(X), read_only(Y)), {}),
+    "a metric with many sums": (lambda: (X, Y), {"metrics": ["f1"]}),
+    "a scheduler of torch": (
+        lambda: (X, Y),
+        {"lr_schedule": lambda sgd: torch.optim.lr_scheduler.StepLR(sgd, 2)},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOPED)
+def test_a_loop_of_fits_warns_before_the_first_compilation_and_after_it(name):
+    make, settings = LOOPED[name]
+    model = compiled(**settings)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")  # once in a place, until filters change
+        for _ in range(5):
+            model.fit(*make(), batch_size=9, verbose=0)
+    assert {warning.category for warning in caught} == {DroppedRowsWarning}
+    assert len(caught) <= 2
+
+
 def test_a_line_says_that_an_epoch_leaves_out_many_samples(capsys):
     with pytest.warns(DroppedRowsWarning, match="drop_last='pad', as Keras does, or"):
         compiled().fit(X, Y, batch_size=20)
