@@ -26,6 +26,7 @@ from ipufit import checkpoint as files
 from ipufit._arguments import (
     check_flags,
     check_instance,
+    number_in,
     refuse,
     shown,
     skipped_constructor,
@@ -683,6 +684,12 @@ class IPUModel:
             raise DataError(
                 f"y={shown(y)} must be column names: predict() takes no targets, only "
                 "the names of columns to leave out."
+            )
+        is_text = isinstance(batch_size, str)
+        if batch_size is not None and number_in(batch_size) is None and not is_text:
+            raise DataError(
+                f"batch_size={shown(batch_size)} is no number: predict(x, batch_size) "
+                "takes inputs only. Leave targets out; evaluate(x, y) takes them."
             )
         check_flags(stream=stream)
         source = self._inputs(x, columns or ())

@@ -7,9 +7,9 @@ import pickle
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
-from ipufit import CachedDataset, DataError
+from ipufit import CachedDataset, ConfigError, DataError
 from tests import reference
 
 X, Y = reference.samples(24)
@@ -73,6 +73,15 @@ def test_one_that_forward_does_not_take_is_named_and_can_be_named(form):
         model.predict({"x": X}, y=Y, verbose=0)
     predicted = model.predict(FORMS[form](), y="label", verbose=0)
     torch.testing.assert_close(predicted, expected(model, len(predicted)))
+
+
+@pytest.mark.parametrize("targets", [Y, Y.numpy(), Y.tolist(), TensorDataset(Y)])
+def test_targets_in_the_place_of_the_batch_size_are_told_of_evaluate(targets):
+    message = r"^batch_size=.* takes inputs only\. .* evaluate\(x, y\)"
+    with pytest.raises(DataError, match=message):
+        make().predict({"x": X}, targets)
+    with pytest.raises(ConfigError, match="batch_size='4': use a whole number"):
+        make().predict({"x": X}, "4")
 
 
 @pytest.mark.parametrize("loss", ["mse", "mae", "cross_entropy", "bce_with_logits"])
