@@ -503,6 +503,12 @@ def all_suggesting(kind: KindT) -> KindT:
     return kind
 
 
+def suggesting_constructor(kind: KindT) -> KindT:
+    """Decorate the constructor of a class with `suggesting`, also a dataclass's."""
+    kind.__init__ = suggesting(kind.__init__)  # type: ignore[misc]
+    return kind
+
+
 def do_all(actions: Iterable[Callable[[], Any]], *, is_failing: bool = False) -> None:
     """Call all actions, even if some fail; then raise the first error.
 

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ._arguments import ArgumentRepr, check_number
-from .errors import ConfigError
+from .errors import ConfigError, suggesting_constructor
 
 
+@suggesting_constructor
 @dataclass(frozen=True, repr=False)
 class Mixing(ArgumentRepr):
     """Mixup and CutMix of the samples that a model is trained on.

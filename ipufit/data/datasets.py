@@ -28,7 +28,7 @@ from torch.utils.data import (
 from ipufit._arguments import check_integer
 from ipufit._tree import Structure
 from ipufit.distributed import Processes
-from ipufit.errors import DataError, IpufitWarning, warn
+from ipufit.errors import DataError, IpufitWarning, suggesting_constructor, warn
 
 from .arrays import (
     ArrayDataset,
@@ -505,6 +505,7 @@ _NUM_CHECKED = 16
 """Number of samples of a dataset in memory that are checked before a run."""
 
 
+@suggesting_constructor
 class CachedDataset(Dataset):  # type: ignore[type-arg]
     """A dataset whose samples are computed once and stored in memory.
 

@@ -27,7 +27,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ipufit._poptorch import custom_parser, poptorch
 from ipufit.distributed import Processes
-from ipufit.errors import DataError
+from ipufit.errors import DataError, suggesting_constructor
 
 from .arrays import as_tensor, without_columns
 from .datasets import Parts, is_hugging_face
@@ -428,6 +428,7 @@ class KerasBatches:
             self.dataset.on_epoch_end()
 
 
+@suggesting_constructor
 class FixedSizeBatches:
     """Batches that are whole micro-batches of fixed sizes, such as padded graphs.
 

@@ -42,6 +42,7 @@ from ipufit.errors import (
     UnknownNameError,
     UnsupportedError,
     refuse_foreign,
+    suggesting_constructor,
 )
 
 from .values import mark_variable, numeric_settings, plain, set_value, value_of
@@ -68,6 +69,7 @@ float16 would lose, and leaves room for sums of gradients below the largest floa
 """
 
 
+@suggesting_constructor
 @dataclass(frozen=True, repr=False)
 class LossScaleRamp(ArgumentRepr):
     """Multiply the loss scaling by a factor at regular intervals.
@@ -211,6 +213,7 @@ _EITHER = (
 """Settings that exclude each other."""
 
 
+@suggesting_constructor
 @dataclass(frozen=True, repr=False)
 class Schedule(ArgumentRepr):
     """How the learning rate, or another value, changes from update to update.
@@ -838,6 +841,7 @@ class OptimizerMirror(Setter):
 # Schedulers of torch ----------------------------------------------------------------
 
 
+@suggesting_constructor
 @dataclass(frozen=True, repr=False)
 class PerEpoch(ArgumentRepr):
     """Step a scheduler of torch at the end of each epoch, not of each update.

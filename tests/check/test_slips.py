@@ -15,16 +15,22 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ipufit
 from ipufit import (
+    CachedDataset,
     Callback,
     ConfigError,
     DataError,
     EarlyStopping,
+    FixedSizeBatches,
     IPUConfig,
     IpufitError,
     IPUModel,
+    LossScaleRamp,
+    Mixing,
     ModelCheckpoint,
     Optimizer,
+    PerEpoch,
     ReduceLROnPlateau,
+    Schedule,
     UnknownNameError,
 )
 from tests.reference import compiled, samples
@@ -39,12 +45,36 @@ X, Y = samples(32)
         (lambda: compiled().fit(X, Y, epoch=2), ("fit()", "'epochs'?")),
         (lambda: compiled().predict(X, batchsize=2), ("predict()", "'batch_size'?")),
         (lambda: IPUConfig(replica=2), ("IPUConfig()", "'replicas'?")),
+        (
+            lambda: Schedule("cosine", warm_up_epochs=2),
+            ("Schedule()", "'warmup_epochs'?"),
+        ),
+        (lambda: LossScaleRamp(4, 2, max=8), ("LossScaleRamp()", "'maximum'?")),
+        (lambda: Mixing(mix_up=0.2), ("Mixing()", "'mixup'?")),
+        (lambda: PerEpoch(schedule=1), ("PerEpoch()", "'scheduler'?")),
+        (lambda: FixedSizeBatches([], masks=1), ("FixedSizeBatches()", "'mask'?")),
+        (lambda: CachedDataset(data=[1]), ("CachedDataset()", "'dataset'?")),
     ],
 )
 def test_a_misspelt_argument_gets_the_nearest_name(call, words):
     with pytest.raises(TypeError, match="Did you mean") as caught:
         call()
     assert all(one in str(caught.value) for one in words)
+
+
+def test_arguments_of_other_libraries_schedules_say_ours():
+    other = """T_max total_steps total_iters decay_steps num_training_steps T_0 warmup
+        warmup_steps num_warmup_steps milestones step_size eta_min alpha min_lr max_lr
+        end_learning_rate decay_rate lr learning_rate initial_learning_rate"""
+    for name in other.split():
+        with pytest.raises(TypeError, match=f"'{name}'. Write ") as caught:
+            Schedule("cosine", **{name: 1})
+        words = re.findall(r"(\w+)=", str(caught.value))
+        known = {*inspect.signature(Schedule).parameters, "learning_rate"}
+        assert words
+        assert known.issuperset(words)
+    with pytest.raises(TypeError, match=r"'zzz'\. It takes boundaries, boundary"):
+        Schedule("cosine", zzz=1)
 
 
 FIT = """
