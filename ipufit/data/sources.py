@@ -296,6 +296,12 @@ def _check_lengths(
             "torch.nn.utils.rnn.pad_sequence if they have different lengths."
             f"{_OF_SAMPLES}"
         )
+    for path, leaf in zip(structure.paths(), leaves):
+        if not advice and leaf.dim() > 1 and len(leaf) != leaf.shape[1] in lengths:
+            advice = (
+                f" Dim 1 of the {path} has {leaf.shape[1]}: if it counts samples, as "
+                "in [time, samples, ...], pass it with .swapaxes(0, 1)."
+            )
     counts = [f"{n} {arrays.short_list(some)}" for n, some in parts.items() if some]
     raise DataError(
         f"The arrays of `{name}` have different numbers of samples: "

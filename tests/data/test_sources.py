@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -596,3 +597,21 @@ def test_names_of_classes_are_refused_where_they_are():
     names = np.array(["cat", "dog"] * 5)
     with pytest.raises(DataError, match=r"`y` has an array of <U3.*return_inverse"):
         compiled().fit(X, names, batch_size=5, verbose=0)
+
+
+TIME_FIRST = {
+    "inputs": (torch.zeros(7, 20, 3), torch.zeros(20, 1)),
+    "inputs['a']": ({"a": np.zeros((7, 20, 3))}, np.zeros((20, 1))),
+    "targets": (torch.zeros(20, 3), torch.zeros(1, 20)),
+}
+
+
+@pytest.mark.parametrize("path", TIME_FIRST)
+def test_arrays_with_samples_on_dim_1_are_told_how_to_put_them_first(path):
+    x, y = TIME_FIRST[path]
+    model = reference.compiled(torch.nn.Linear(3, 1), loss="mse")
+    words = rf"Dim 1 of the {re.escape(path)} has 20: .* with \.swapaxes\(0, 1\)\.$"
+    with pytest.raises(DataError, match=words):
+        model.fit(x, y, verbose=0)
+    with pytest.raises(DataError, match=r"Dim 0 must be the same for all\.$"):
+        model.fit(x, y[:, :5] if path == "targets" else y[:15], verbose=0)
