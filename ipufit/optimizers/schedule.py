@@ -1090,14 +1090,24 @@ def make_rates(
         )
     # In torch 2.0 ReduceLROnPlateau isn't an LRScheduler.
     kinds = lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau
+    advice = (
+        "For a function of the update's index pass lambda optimizer: LambdaLR("
+        "optimizer, function); one of epoch and rate goes to callbacks=["
+        "ipufit.LearningRateScheduler(function)]."
+    )
     if not isinstance(scheduler, kinds) and callable(scheduler):
-        scheduler = scheduler(followed)
+        try:
+            scheduler = scheduler(followed)
+        except TypeError as error:
+            raise ConfigError(
+                f"lr_schedule={shown(lr_schedule)} can't be called with the optimizer: "
+                f"{error}. It must return a scheduler of torch. {advice}"
+            ) from error
     if not isinstance(scheduler, kinds):
         raise ConfigError(
             f"lr_schedule={shown(lr_schedule)} is neither a name, nor an "
             "ipufit.Schedule, nor a scheduler of torch.optim.lr_scheduler, nor a "
-            "function that makes one of an optimizer. For a function of the update's "
-            "index pass lambda optimizer: LambdaLR(optimizer, function)."
+            f"function that makes one of an optimizer. {advice}"
         )
     for part in _list_schedulers(scheduler):
         if isinstance(part, lr_scheduler.ReduceLROnPlateau):

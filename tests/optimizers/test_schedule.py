@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
-from ipufit import ConfigError, UnknownNameError, UnsupportedError, poptorch
+from ipufit import ConfigError, PerEpoch, UnknownNameError, UnsupportedError, poptorch
 from ipufit.errors import SharedRateWarning
 from ipufit.optimizers import LossScaleRamp, Optimizer, Schedule, resolve_optimization
 
@@ -427,6 +427,9 @@ def test_a_scheduler_of_another_optimizer_is_refused(module):
         (3, "lr_schedule=3 is neither a name"),
         (0.1, r"lr_schedule=0\.1 is neither"),
         (lambda optimizer: None, "is neither a name, nor an ipufit.Schedule"),
+        (lambda update: 0.95**update, "the optimizer: unsup.* update's index pass"),
+        (lambda epoch, lr: lr, r"'lr'\..*epoch and rate .*LearningRateScheduler\(func"),
+        (PerEpoch(lambda epoch: 0.9**epoch), "can't be called with the optimizer"),
         (lr_scheduler.StepLR, r"StepLR is a class.*lambda optimizer: StepLR\(optim"),
     ],
 )
