@@ -90,6 +90,7 @@ class Source:
         self.first_row = 0
         self._loss_of_labels: Mapping[int, str] = {}
         self._taken_from: tuple[Any, Any, Tensor | None] | None = None
+        self._may_be_indices = False
 
     def first(self) -> list[Tensor]:
         """Return the leaves of the first sample, which is read only once."""
@@ -205,6 +206,8 @@ class Source:
                 f"`{self.name}` has no targets to {purpose} with: pass y, or a dataset "
                 "of pairs (input, target)."
             )
+        is_given = self.is_in_memory and self._taken_from is None  # as sample_weight
+        self._may_be_indices = weights.num_leaves == 1 and not is_given
 
     def require_labels(self, losses: Mapping[int, str]) -> None:
         """Refuse targets that are far from 0 and 1: now in memory, else in `check`.
@@ -243,7 +246,22 @@ class Source:
         Raises:
             DataError: An integer needs more than 32 bits, or a target is far from the
                 0s and 1s of its loss.
+
+        Warns:
+            IpufitWarning: Sample weights seem to be indices of samples.
         """
+        if self._may_be_indices:
+            self._may_be_indices = False  # looked at once
+            values = batch[self.structure.num_given - 1].reshape(-1).tolist()
+            is_whole = all(isinstance(value, int) for value in values)
+            if is_whole and len({*values}) == len(batch[0]) == len(values) >= 8:
+                warn(
+                    f"Samples of `{self.name}` have a third part, which counts as "
+                    "their weight in the loss, as in Keras: whole numbers, another one "
+                    f"for each, such as {values[0]} and {values[1]}. If these are "
+                    "indices or ids, leave them out: return (input, target).",
+                    IpufitWarning,
+                )
         if not self.is_in_memory:
             check_integers(batch, self.structure, self.name, sample_of)
             check_labels(batch, self._loss_of_labels, self.name, sample_of, "sample")
