@@ -38,12 +38,19 @@ class DirectoryLock:
         import fcntl  # Windows doesn't have it
 
         self._path = directory / LOCK
-        self._is_new = not directory.exists()
-        directory.mkdir(parents=True, exist_ok=True)
+        self._is_new = False
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         is_held = False
         while not is_held:
-            descriptor = os.open(self._path, flags, 0o644)
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir(parents=True)
+                self._is_new = True
+            try:
+                descriptor = os.open(self._path, flags, 0o644)
+            except FileNotFoundError:
+                if directory.is_symlink():  # it leads nowhere
+                    raise
+                continue  # the previous holder has just deleted the directory
             try:
                 about = os.fstat(descriptor)
                 if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import signal
@@ -10,11 +11,14 @@ import signal
 import pytest
 
 from ipufit import BackupAndRestore, LambdaCallback, ModelCheckpoint
+from ipufit.checkpoint import CheckpointStore
 from ipufit.errors import ConfigError
 from tests import reference
+from tests.files.test_readers import before_steps
 from tests.reference import samples
 
 pytestmark = pytest.mark.usefixtures("unsynced")
+STEPS = ("mkdir", "open", "stat", "lstat", "fstat", "read")
 
 
 def fit(folder, *hooks, keep=BackupAndRestore):
@@ -82,6 +86,34 @@ def test_a_killed_run_lets_the_directory_go_though_its_loader_lives(tmp_path):
         os.close(writing)
         os.close(reading)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_directory_that_is_released_meanwhile_is_refused_or_kept(
+    tmp_path, monkeypatch, is_there
+):
+    folder, release_at, has_released, kept = tmp_path / "run", 0, True, []
+    while has_released:
+        if is_there:
+            folder.mkdir(exist_ok=True)
+        with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+            first.enter_context(CheckpointStore(folder).held())
+
+            def release(step, first=first, release_at=release_at):
+                if step == release_at:
+                    first.close()
+
+            is_refused = contextlib.suppress(ConfigError)
+            with before_steps(monkeypatch, release, STEPS) as taken, is_refused:
+                second.enter_context(CheckpointStore(folder).held())
+                kept.append(release_at)
+            has_released = len(taken) > release_at
+            if release_at in kept:
+                with pytest.raises(ConfigError, match="Another run has"):
+                    first.enter_context(CheckpointStore(folder).held())
+        assert folder.exists() is is_there
+        release_at += 1
+    assert len(kept) > 2
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
