@@ -249,6 +249,7 @@ def killed(folder: Path, tally: Tally, moments: Moments, *, is_fresh: bool) -> N
     """Begin a run again and again until it ends; kill it while kills are left."""
     folder.mkdir()
     update: int | None = None
+    early = 0  # kills before the first checkpoint
     while True:
         (folder / "began").unlink(missing_ok=True)
         junk = hidden(folder)
@@ -257,6 +258,8 @@ def killed(folder: Path, tally: Tally, moments: Moments, *, is_fresh: bool) -> N
         tally.starts += 1
         tally.resumed += update is not None
         seconds = LONGEST_SECONDS if is_last else moments.draw()
+        if update is None:  # the machine may have become slower
+            seconds *= 2**early
         has_ended = process.ends_within(seconds) or not process.kill()
         check_begun(folder, update, tally)
         update = check_usable(folder, update)
@@ -267,6 +270,7 @@ def killed(folder: Path, tally: Tally, moments: Moments, *, is_fresh: bool) -> N
             raise AssertionError("A run that is begun again doesn't end.")
         tally.kills += 1
         tally.during_writes += bool(hidden(folder) - junk)
+        early += update is None
         tally.before_first += update is None
 
 
