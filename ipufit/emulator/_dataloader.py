@@ -224,7 +224,7 @@ class AsynchronousDataAccessor:
 
         PopTorch does the same (`python/_dataloader.py`).
         """
-        self._process.join(_LIVENESS_PERIOD_SECONDS)  # it prints, then ends
+        self._process.join(_PATIENCE_SECONDS)  # it prints, then ends
         return (
             "Look above for what it printed to its stderr (exit code "
             f"{self._process.exitcode})."

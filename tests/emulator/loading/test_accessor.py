@@ -327,6 +327,22 @@ def test_a_later_failure_is_printed_by_the_process(start, capfd):
     assert "in __iter__" in printed
 
 
+class SlowError(Exception):
+    """Takes longer to print than a process on an idle machine needs to end."""
+
+    def __str__(self):
+        time.sleep(1.5)
+        return "slowly said"
+
+
+def test_an_error_has_been_printed_when_the_accessor_raises(capfd):
+    with pytest.raises(Error, match=r"failed to start.*exit code 1\)"):
+        AsynchronousDataAccessor(
+            Scripted(SlowError()), sharing_strategy=SharingStrategy.Fork
+        )
+    assert "slowly said" in capfd.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ForkServer", "SharedMemory"])
 def test_processes_of_each_kind_print_what_ended_them(strategy, tmp_path):
