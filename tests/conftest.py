@@ -175,6 +175,12 @@ def unsynced(monkeypatch):
 
 
 @pytest.fixture
+def quick(monkeypatch):
+    """Displays take all that they show for quick, however slow the machine is."""
+    monkeypatch.setattr("ipufit.callbacks.progress._QUICK_SECONDS", 1e6)
+
+
+@pytest.fixture
 def in_tmp_path(tmp_path, monkeypatch):
     """The current folder is an empty one."""
     monkeypatch.chdir(tmp_path)

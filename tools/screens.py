@@ -39,7 +39,8 @@ PIECE = re.compile(
     re.M | re.S,
 )
 TIME = re.compile(r" *\d+(?:\.\d+)?(?: ?(?:s|ms|us)\b|%)")
-SLOW = re.compile(r"^(?:Compiled in|Predicted) .*\n", re.M)  # of a second and more
+SLOW = re.compile(r"^(?:Compil(?:ing the|ed in)|Predicted) .*\n", re.M)
+"""Lines of what takes a second and more."""
 PICTURE = re.compile(r"^!\[[^]]*\]\((?:docs/)?([\w-]+\.svg)\)$", re.M)
 COLUMNS = 80
 

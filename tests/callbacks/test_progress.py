@@ -30,6 +30,8 @@ from tests.golden.screens.make import screen
 from tests.interpreters import run_python
 from tests.reference import AtEpochEnd, compiled
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 @pytest.mark.parametrize("term", ["dumb", "xterm"])
 def test_a_dumb_terminal_redraws_nothing(term):
@@ -106,7 +108,10 @@ def test_an_evaluation_says_its_time_with_digits(seconds, shown):
 
 
 @pytest.mark.parametrize(("seconds", "lines"), [(0.99, 0), (1.0, 1)])
-def test_a_prediction_of_less_than_a_second_leaves_no_line(seconds, lines):
+def test_a_prediction_of_less_than_a_second_leaves_no_line(seconds, lines, monkeypatch):
+    model = linear()
+    model.predict(torch.ones(4, 1), verbose=0)  # compiles
+    monkeypatch.setattr(progress, "_QUICK_SECONDS", 1.0)
     text, now = io.StringIO(), [0.0]
     bar = ProgressBar(Console(file=text, width=80), clock=lambda: now[0])
 
@@ -114,7 +119,7 @@ def test_a_prediction_of_less_than_a_second_leaves_no_line(seconds, lines):
         def on_predict_batch_end(self, batch, logs):
             now[0] = seconds
 
-    linear().predict(torch.ones(4, 1), verbose=0, callbacks=[Passing(), bar])
+    model.predict(torch.ones(4, 1), verbose=0, callbacks=[Passing(), bar])
     assert text.getvalue() == "Predicted 1.0s\n" * lines
 
 

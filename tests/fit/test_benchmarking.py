@@ -195,6 +195,7 @@ LATENCY = (
 )
 
 
+@pytest.mark.usefixtures("quick")
 def test_benchmark_files_find_the_figures(capsys):
     model = make()
     result = model.benchmark(DATA, batch_size=8, **{**QUICK, "verbose": 1})
