@@ -147,7 +147,8 @@ class History(Callback):
             part.set_xlabel("epoch")
             part.set_ylabel(name)
             part.xaxis.get_major_locator().set_params(integer=True)
-            part.legend()
+            # matplotlib warns of a default place that takes it more than a second.
+            part.legend(loc="best")
         return all_axes[0].figure
 
     def _names_to_draw(self, names: str | Sequence[str] | None) -> list[str]:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`History`: one row per epoch; and its plot with matplotlib, without a screen."""
 
+import io
+import itertools
 import re
 import sys
 
@@ -66,6 +68,12 @@ def test_training_and_validation_of_a_figure_share_axes(pyplot):
     }
     legend = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
     assert legend == BOTH
+
+
+def test_a_slow_machine_draws_without_a_warning(pyplot, monkeypatch):
+    figure = history_of(ROWS).plot()
+    monkeypatch.setattr("time.perf_counter", itertools.count(step=2).__next__)
+    figure.savefig(io.BytesIO())
 
 
 @pytest.mark.parametrize(
