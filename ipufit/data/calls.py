@@ -307,6 +307,7 @@ class TrainingBatches(_Batches):
         num_dropped: Number of samples of all processes that a pass leaves out; None
             while unknown.
         num_empty_updates: Number of updates of the last call that have only padding.
+        num_padded: Number of rows of padding in the last call, of all processes.
         ran_out: Whether the last epoch was cut short.
         is_spent: Whether the data is a generator that has ended.
     """
@@ -355,7 +356,7 @@ class TrainingBatches(_Batches):
         self.count(ignored)
         self.num_calls: int | None = None
         self.num_dropped: int | None = 0 if is_padding else None
-        self.num_empty_updates = 0
+        self.num_empty_updates = self.num_padded = 0
         if count is not None:
             self._count(count)
         if shuffle or self.is_seeded or mixing is not None:
@@ -396,6 +397,7 @@ class TrainingBatches(_Batches):
         if not self._is_padding:
             self.num_calls, self.num_dropped = divmod(num_samples, rows)
             return
+        self.num_padded = self.num_calls * rows - num_samples
         in_updates = self._division.num_in_updates(last_of_each)
         self.num_empty_updates = int(in_updates.eq(0).sum())
 

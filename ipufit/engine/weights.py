@@ -663,3 +663,20 @@ def trained_modes(module: torch.nn.Module) -> list[bool]:
         ([True, False], [True, True])
     """
     return [part.training or not module.training for part in module.modules()]
+
+
+def learning_batch_norms(module: torch.nn.Module) -> list[str]:
+    """Return the names of batch norms whose statistics move in training.
+
+    Example:
+        >>> norms = torch.nn.Sequential(*(torch.nn.BatchNorm1d(2) for _ in range(2)))
+        >>> norms[0] = norms[0].eval()
+        >>> learning_batch_norms(norms)
+        ['1']
+    """
+    parts = zip(module.named_modules(), trained_modes(module))
+    return [
+        name or type(part).__name__
+        for (name, part), is_trained in parts
+        if is_trained and getattr(part, "track_running_stats", False)
+    ]

@@ -42,6 +42,7 @@ from ipufit.engine.metric_state import MetricState
 from ipufit.engine.objective import Computation
 from ipufit.engine.program import Executors, gradient_anchors
 from ipufit.engine.rows import describe_coverage
+from ipufit.engine.weights import learning_batch_norms
 from ipufit.errors import (
     ConfigError,
     CoverageWarning,
@@ -49,6 +50,7 @@ from ipufit.errors import (
     DroppedRowsWarning,
     EmptyUpdatesWarning,
     IpufitError,
+    IpufitWarning,
     NotCompiledError,
     UnsupportedError,
 )
@@ -414,21 +416,30 @@ class CallPlanner:
     def warn_of_tail(self, training: Training) -> None:
         """Warn of samples that `fit` leaves out, and of updates without samples."""
         batches, plan = training.batches, training.plan
+        total = batches.source.num_samples
+        ways: list[str] = []
+        if total is not None:
+            sizes = self._nearest_batch_sizes(total, plan, training.choice)
+            ways += [f"batch_size={' or '.join(map(str, sizes))}"] if sizes else []
+        norms = learning_batch_norms(self.module)
         if batches.num_dropped:
-            total = batches.source.num_samples
             of = "" if total is None else f" of {total}"
             whole = plan.describe_unfilled(batches.num_dropped)
-            sizes: tuple[int, ...] = ()
-            if total is not None:
-                sizes = self._nearest_batch_sizes(total, plan, training.choice)
-            ways = [f"batch_size={' or '.join(map(str, sizes))}"] if sizes else []
-            if not training.metrics.objective.owns_loss:  # else padding would count
+            if not (training.metrics.objective.owns_loss or norms):  # they'd see it
                 ways.insert(0, "drop_last='pad', as Keras does")
             advice = f" To train on all of them: {', or '.join(ways)}." if ways else ""
             warn_in_first_process(
                 f"fit() leaves out {batches.num_dropped}{of} samples in every epoch, "
                 f"because they don't fill {whole}.{advice}",
                 DroppedRowsWarning,
+            )
+        if batches.num_padded and norms:
+            warn_in_first_process(
+                f"drop_last='pad' fills the last call with {batches.num_padded} copies "
+                f"of a sample, and batch norm ({', '.join(norms[:3])}) counts them in "
+                "its statistics, which evaluate and predict use, too. Without them: "
+                f"{', '.join([*ways, 'drop_last=True'])}; or group or layer norm.",
+                IpufitWarning,
             )
         if batches.num_empty_updates:
             warn_in_first_process(

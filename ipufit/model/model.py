@@ -474,7 +474,7 @@ class IPUModel:
         batches, optimization = training.batches, training.optimization
         source, updates = batches.source, training.plan.device_iterations
         self._target_columns, self._columns = column_names(y) or (), source.columns
-        left_out = batches.num_dropped, batches.num_empty_updates
+        left_out = batches.num_dropped, batches.num_padded
         self._planner.warn_of_tail(training)
 
         # The run: programs, then epochs of calls.
@@ -557,7 +557,7 @@ class IPUModel:
                 self._runs.saver = None
                 batches.close()
                 validations.close()
-        if (batches.num_dropped, batches.num_empty_updates) != left_out:
+        if (batches.num_dropped, batches.num_padded) != left_out:
             # Only the end of a stream tells how many samples don't fill a call.
             history.dropped_samples = batches.num_dropped or 0
             self._planner.warn_of_tail(training)

@@ -529,3 +529,29 @@ def test_padding_is_not_advised_where_the_loss_cannot_take_it(make, size, advice
     with pytest.warns(DroppedRowsWarning, match=rf"fill .*\. ?{advice}") as caught:
         model.fit(*data, batch_size=size, verbose=0)
     assert "pad" not in str(caught[0].message)
+
+
+def normed(norm):
+    network = torch.nn.Sequential(norm, torch.nn.Linear(X.shape[1], 4))
+    return reference.compiled(network)
+
+
+def test_padding_that_moves_statistics_is_said():
+    norm = torch.nn.BatchNorm1d(X.shape[1])
+    run = {"batch_size": 20, "verbose": 0}
+    with pytest.warns(IpufitWarning, match=r"8 copies of a sample, .* \(0\)") as caught:
+        normed(norm).fit(X, Y, drop_last="pad", **run)
+    assert "batch_size=16" in str(caught[0].message)
+    assert len(caught) == 1
+    data = DataLoader(TensorDataset(X, Y), batch_size=20)
+    with pytest.warns(IpufitWarning, match="8 copies of a sample"):
+        normed(norm).fit(data, drop_last="pad", verbose=0)
+    with pytest.warns(DroppedRowsWarning) as caught:
+        normed(norm).fit(X, Y, **run)
+    assert "pad" not in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        normed(norm).fit(X, Y, batch_size=16, drop_last="pad", verbose=0)
+        normed(torch.nn.LayerNorm(X.shape[1])).fit(X, Y, drop_last="pad", **run)
+        norm.requires_grad_(False)
+        normed(norm.eval()).fit(X, Y, drop_last="pad", **run)
