@@ -174,15 +174,26 @@ class Source:
         return ""
 
     def row_of_target(self, value: float) -> int | None:
-        """Return the first row of arrays in memory that has a target; None if none."""
-        if isinstance(self.dataset, ArrayDataset):
-            rows, first = self.dataset.rows, self.structure.num_inputs
-            end = first + self.structure.targets.num_leaves
-            for tensor in self.dataset.tensors[first:end]:
-                found = (tensor if rows is None else tensor[rows]).eq(value).nonzero()
-                if len(found):
-                    return self.first_row + int(found[0][0])
-        return None
+        """Return the first row of arrays in memory that has a target.
+
+        Returns:
+            A row whose sample weight isn't 0; None if there is none, or if targets of
+            several outputs have the value.
+        """
+        if not isinstance(self.dataset, ArrayDataset):
+            return None
+        rows, first = self.dataset.rows, self.structure.num_inputs
+        flat = [
+            (tensor if rows is None else tensor[rows]).reshape(len(self.dataset), -1)
+            for tensor in self.dataset.tensors[first:]
+        ]
+        count = self.structure.targets.num_leaves
+        found = [target.eq(value).any(1) for target in flat[:count]]
+        found = [has_value for has_value in found if has_value.any()]
+        if len(found) != 1:
+            return None
+        places = torch.stack(found + [w.ne(0).any(1) for w in flat[count:]]).all(0)
+        return self.first_row + int(places.nonzero()[0]) if places.any() else None
 
     def require_targets(self, purpose: str) -> None:
         """Refuse samples without targets, and targets or weights that aren't numbers.

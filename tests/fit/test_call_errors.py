@@ -91,3 +91,36 @@ def test_the_message_has_the_row_of_a_target(source, loss, metrics, value):
         message = rf"arget {value}\b.*\(In row 9 of `x`\.\)$"
         with pytest.raises(DataError, match=message):
             METHODS[method](model, *data)
+
+
+class TwoHeads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.many, self.few = torch.nn.Linear(4, 10), torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.many(x), self.few(x)
+
+
+def test_the_row_is_that_of_the_output_which_refuses_the_target():
+    x, many = torch.rand(16, 4), torch.arange(16) % 8
+    few = many % 3
+    for value, row in ((9, True), (5, False)):  # both outputs have a 5
+        few[13] = value
+        model = IPUModel(TwoHeads())
+        model.compile("sgd", ["cross_entropy", "cross_entropy"])
+        with pytest.raises(DataError) as caught:
+            model.evaluate(x, (many, few), batch_size=4, verbose=0)
+        assert ("(In row 13 of `x`.)" in str(caught.value)) == row
+        assert ("(In row " in str(caught.value)) == row
+
+
+def test_the_row_is_none_whose_weight_is_0():
+    x, y = torch.rand(16, 4), torch.zeros(16, dtype=torch.int64)
+    y[3] = y[9] = 7
+    weights = torch.arange(16).ne(3).float()
+    model = IPUModel(torch.nn.Linear(4, 3))
+    model.compile("sgd", lambda x, y: x.sum(1), weighted_metrics=["accuracy"])
+    for method in (model.fit, model.evaluate):
+        with pytest.raises(DataError, match=r"\(In row 9 of `x`\.\)$"):
+            method(x, y, batch_size=16, sample_weight=weights, verbose=0)
