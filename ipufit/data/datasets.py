@@ -98,9 +98,14 @@ class Source:
             self._first = list(self.dataset[0])
         return list(self._first)
 
-    def take_from(self, dataset: Any) -> None:
-        """Remember the user's map-style dataset, which has to keep its samples."""
-        base, rows = arrays_behind(dataset) or (None, None)
+    def take_from(self, dataset: Any, base: Any, rows: Tensor | None) -> None:
+        """Remember the user's map-style dataset, which has to keep its samples.
+
+        Args:
+            dataset: The dataset.
+            base: As `arrays_behind` returns it; None if it returned None.
+            rows: The same.
+        """
         self._taken_from = dataset, getattr(base, "tensors", None), rows
 
     def begin_epoch(self) -> None:

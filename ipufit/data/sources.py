@@ -325,13 +325,13 @@ def _from_dataset(dataset: Any, parts_of: Parts, name: str) -> Source:
             where = f"A sample of `{name}`"
             tensors = [arrays.checked_tensor(leaf, where) for leaf in leaves]
             source = in_memory(tensors, structure, name, rows)
-            source.take_from(dataset)
+            source.take_from(dataset, base, rows)
             return source
     structure = SampleStructure.of(parts_of(dataset[0]))
     flat = FlatDataset(dataset, parts_of, structure, name)
     flat[0]  # bad samples are refused here, not in the middle of a run
     source = Source(structure, num_samples, name, flat)
-    source.take_from(dataset)
+    source.take_from(dataset, base, rows)
     return source
 
 

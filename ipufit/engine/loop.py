@@ -149,8 +149,11 @@ class Training:
         if is_scheduled:
             with span("optimizer"):
                 self.optimization.before_call()
-        with naming_data(source):
+        try:  # a context manager would cost more in each call
             sums, outputs = self.train(call.batch)
+        except DataError as error:
+            with naming_data(source):
+                raise error
         if is_scheduled:
             with span("optimizer"):
                 self.optimization.after_call(updates)

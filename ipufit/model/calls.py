@@ -416,6 +416,8 @@ class CallPlanner:
     def warn_of_tail(self, training: Training) -> None:
         """Warn of samples that `fit` leaves out, and of updates without samples."""
         batches, plan = training.batches, training.plan
+        if not (batches.num_dropped or batches.num_padded):
+            return
         total = batches.source.num_samples
         ways: list[str] = []
         if total is not None:
