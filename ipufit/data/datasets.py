@@ -106,7 +106,7 @@ class Source:
             base: As `arrays_behind` returns it; None if it returned None.
             rows: The same.
         """
-        self._taken_from = dataset, getattr(base, "tensors", None), rows
+        self._taken_from = dataset, getattr(base, "tensors", None) or (), rows
 
     def begin_epoch(self) -> None:
         """Called before the first call of an epoch or an evaluation.
@@ -122,7 +122,7 @@ class Source:
             news = f"{self.num_samples} samples when the run began, and {len(dataset)}"
         elif self.is_in_memory:
             base, now = arrays_behind(dataset) or (None, None)
-            if getattr(base, "tensors", None) is not tensors:
+            if [*map(id, getattr(base, "tensors", None) or ())] != [*map(id, tensors)]:
                 news = "other tensors when the run began than"
             elif rows is not None and (now is None or not torch.equal(now, rows)):
                 news = "other indices when the run began than"

@@ -96,9 +96,14 @@ def test_a_loader_goes_on_with_what_there_is(make, change, _words):
     assert_same_weights(fitted.module, other.module)
 
 
+def double(dataset):
+    x, y = dataset.tensors
+    dataset.tensors = x.mul_(2), y
+
+
 def test_values_that_are_written_into_the_tensors_are_trained_on():
     dataset, fitted, other = TensorDataset(X[:8].clone(), Y[:8]), model(), model()
-    change = at_second_epoch(lambda data: data.tensors[0].mul_(2), dataset)
+    change = at_second_epoch(double, dataset)
     arguments = {"batch_size": 4, "shuffle": False, "verbose": 0}
     fitted.fit(dataset, epochs=2, callbacks=change, **arguments)
     other.fit(X[:8], Y[:8], **arguments)
