@@ -297,7 +297,12 @@ def _check_lengths(
             f"{_OF_SAMPLES}"
         )
     for path, leaf in zip(structure.paths(), leaves):
-        if not advice and leaf.dim() > 1 and len(leaf) != leaf.shape[1] in lengths:
+        is_second = leaf.dim() > 1 and len(leaf) != leaf.shape[1] in lengths
+        if (
+            is_second
+            and not advice
+            and all(leaf.shape[1] in o.shape[:2] for o in leaves)
+        ):
             advice = (
                 f" Dim 1 of the {path} has {leaf.shape[1]}: if it counts samples, as "
                 "in [time, samples, ...], pass it with .swapaxes(0, 1)."

@@ -615,3 +615,5 @@ def test_arrays_with_samples_on_dim_1_are_told_how_to_put_them_first(path):
         model.fit(x, y, verbose=0)
     with pytest.raises(DataError, match=r"Dim 0 must be the same for all\.$"):
         model.fit(x, y[:, :5] if path == "targets" else y[:15], verbose=0)
+    with pytest.raises(DataError, match=r"Dim 0 must be the same for all\.$"):
+        model.fit(torch.zeros(20, 3), torch.zeros(20, 1), sample_weight=torch.ones(3))
