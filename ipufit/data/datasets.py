@@ -275,7 +275,8 @@ class Source:
                     f"Samples of `{self.name}` have a third part, which counts as "
                     "their weight in the loss, as in Keras: whole numbers, another one "
                     f"for each, such as {values[0]} and {values[1]}. If these are "
-                    "indices or ids, leave them out: return (input, target).",
+                    "indices or ids, leave them out: return (input, target). If they "
+                    "are weights, make them floats.",
                     IpufitWarning,
                 )
         if not self.is_in_memory:

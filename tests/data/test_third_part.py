@@ -46,7 +46,7 @@ def model(**settings):
     ],
 )
 def test_weights_that_look_like_indices_are_said_once(make):
-    with pytest.warns(IpufitWarning, match="third part.*weight in the loss") as caught:
+    with pytest.warns(IpufitWarning, match="third part.*make them floats") as caught:
         model().fit(make(), batch_size=8, epochs=3, verbose=0)
     assert len(caught) == 1
     assert caught[0].filename == __file__
