@@ -48,7 +48,8 @@ class DirectoryLock:
             try:
                 descriptor = os.open(self._path, flags, 0o644)
             except FileNotFoundError:
-                if directory.is_symlink():  # it leads nowhere
+                links = filter(Path.is_symlink, (directory, *directory.parents))
+                if not all(link.exists() for link in links):  # one leads nowhere
                     raise
                 continue  # the previous holder has just deleted the directory
             try:

@@ -116,6 +116,17 @@ def test_a_directory_that_is_released_meanwhile_is_refused_or_kept(
     assert len(kept) > 2
 
 
+@pytest.mark.parametrize("which", ["run", "."])
+def test_a_link_that_leads_nowhere_is_not_waited_for(tmp_path, which):
+    place = tmp_path / "runs"
+    store = CheckpointStore(place / "run")
+    link = place / which
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(tmp_path / "unmounted")
+    with store.held():
+        assert not (tmp_path / "unmounted").exists()
+
+
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_no_other_file_is_written_to_through_a_link(tmp_path, link):
     folder, file = tmp_path / "run", tmp_path / "file"
