@@ -64,12 +64,15 @@ def test_a_run_that_fails_lets_the_directory_go(tmp_path):
 def test_a_killed_run_lets_the_directory_go_though_its_loader_lives(tmp_path):
     folder = tmp_path / "run"
     reading, writing = os.pipe()
+    has_forked, forks = os.pipe()
 
     def fork_and_die(epoch, logs):
         if not os.fork():  # as a loading process
+            os.write(forks, b"1")  # it has let the lock go by now
             os.close(writing)
             os.read(reading, 1)  # until the test ends
             os._exit(0)
+        os.read(has_forked, 1)
         os.kill(os.getpid(), signal.SIGKILL)
 
     child = os.fork()
@@ -83,8 +86,8 @@ def test_a_killed_run_lets_the_directory_go_though_its_loader_lives(tmp_path):
     try:
         fit(folder)
     finally:
-        os.close(writing)
-        os.close(reading)
+        for descriptor in (writing, reading, has_forked, forks):
+            os.close(descriptor)
     assert not folder.exists()
 
 
