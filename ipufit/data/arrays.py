@@ -183,9 +183,11 @@ def _hush_torch() -> None:
 
     Only once, because Python shows all warnings again after `catch_warnings`.
     """
+    array = np.zeros(1)
+    array.flags.writeable = False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.from_numpy(np.broadcast_to(np.zeros(1), 1))
+        torch.from_numpy(array)
 
 
 def _is_missing(value: Any) -> bool:
