@@ -102,9 +102,9 @@ class Source:
         """Remember the user's map-style dataset, which has to keep its samples.
 
         Args:
-            dataset: The dataset.
-            base: As `arrays_behind` returns it; None if it returned None.
-            rows: The same.
+            dataset: What the user passed.
+            base: The `TensorDataset` or `CachedDataset` behind it; None if none is.
+            rows: `[samples]` indices of the rows of `base`; None for all.
         """
         self._taken_from = dataset, getattr(base, "tensors", None) or (), rows
 
