@@ -130,6 +130,11 @@ def test_a_link_that_leads_nowhere_is_not_waited_for(tmp_path, which):
         assert not (tmp_path / "unmounted").exists()
 
 
+def test_a_directory_that_takes_no_files_is_not_waited_for():
+    with CheckpointStore("/proc/self").held():  # says of new files that they are gone
+        assert not os.path.exists("/proc/self/.lock")
+
+
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_no_other_file_is_written_to_through_a_link(tmp_path, link):
     folder, file = tmp_path / "run", tmp_path / "file"
